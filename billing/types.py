@@ -1,0 +1,75 @@
+"""Money's nouns that others meet."""
+
+from enum import StrEnum
+from uuid import UUID
+
+import msgspec
+
+from core.money import Currency
+from core.tiers import Tier
+from core.usage import NO_USAGE, TokenUsage
+
+
+class PriceSchedule(msgspec.Struct, frozen=True, gc=False):
+    """Unit prices of one model and tier for one tenant, frozen at admission. Pico per token; `request` per call."""
+
+    price_version_id: UUID
+    currency: Currency
+    tier: Tier
+    input: int
+    cached_input: int
+    cache_write: int
+    output: int
+    reasoning: int
+    request: int = 0
+
+
+class Outcome(StrEnum):
+    """How a generation ended; the billing rule hangs on it (billing.md §1.11)."""
+
+    COMPLETED = "completed"  # billed: all of it
+    CLIENT_ABORT = "client_abort"  # billed: prompt and what was generated until the abort reached the engine
+    UPSTREAM_ERROR = "upstream_error"  # not billed; before or in the middle of the answer
+    TIMEOUT = "timeout"  # not billed
+    PREEMPTED = "preempted"  # not billed
+
+
+class CountSource(StrEnum):
+    """Who counted the tokens."""
+
+    ENGINE = "engine"
+    GATEWAY = "gateway"  # output deltas relayed, prompt tokens estimated or counted by the engine
+
+
+class UsageEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One generation as it is billed: what the gateway writes to its spool and the poster posts, exactly once.
+
+    The id is minted by the gateway (UUIDv7). `amount_pico` is what `pricing.rate` gave at `price_version_id`; the
+    poster rates again and puts an event that differs into quarantine. New fields go last, with a default.
+    """
+
+    id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    key_id: UUID
+    model_id: UUID
+    version_id: UUID
+    deployment_id: UUID
+    model: str
+    endpoint: str  # chat, completions, embeddings
+    tier: Tier
+    currency: Currency
+    price_version_id: UUID
+    outcome: Outcome
+    http_status: int
+    amount_pico: int
+    admitted_at_us: int
+    ended_at_us: int
+    usage: TokenUsage = NO_USAGE
+    count_source: CountSource = CountSource.ENGINE
+    stream: bool = False
+    queue_us: int = 0
+    ttft_us: int = 0
+    upstream_id: str = ""
+    quarantine: str = ""  # why it must not be billed automatically, e.g. a negative part in the engine's usage
+    raw_usage: str = ""  # the engine's own usage object, when it went to quarantine

@@ -1,0 +1,61 @@
+"""Ids: a UUIDv7 inside, a typed prefix outside (`ten_0190…`)."""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from uuid import UUID
+
+import uuid_utils
+
+from core.errors import ErrorKind, PlatformError
+
+
+class IdKind(StrEnum):
+    """The prefix says what an id names."""
+
+    TENANT = "ten"
+    PROJECT = "prj"
+    API_KEY = "key"
+    OPERATOR = "opr"
+    MODEL = "mdl"
+    MODEL_VERSION = "mver"
+    DEPLOYMENT = "dep"
+    REPLICA = "rep"
+    GENERATION = "gen"
+    PRICE_BOOK = "pbk"
+    PRICE_VERSION = "pver"
+    ACCOUNT = "acc"
+    TRANSACTION = "txn"
+
+
+def new_uuid() -> UUID:
+    """Return a fresh UUIDv7."""
+    return UUID(int=uuid_utils.uuid7().int)
+
+
+def format_id(kind: IdKind, value: UUID) -> str:
+    """Return the id as users see it: prefix, underscore, 32 hex digits."""
+    return f"{kind.value}_{value.hex}"
+
+
+def parse_id(kind: IdKind, text: str) -> UUID:
+    """Return the UUID in `text`.
+
+    Raises:
+        PlatformError: kind not_found, since an id of another shape names nothing.
+    """
+    prefix, _, digits = text.partition("_")
+    if prefix == kind.value and len(digits) == 32:
+        try:
+            return UUID(hex=digits)
+        except ValueError:
+            pass
+    raise PlatformError(
+        "NOT_FOUND",
+        ErrorKind.NOT_FOUND,
+        f"There is no {kind.name.lower().replace('_', ' ')} {text[:64]!r}. Ids look like {kind.value}_ and 32 hex digits.",
+    )
+
+
+def uuid7_time(value: UUID) -> datetime:
+    """Return the instant a UUIDv7 was made (RFC 9562: its first 48 bits are Unix milliseconds)."""
+    return datetime.fromtimestamp((value.int >> 80) / 1000, UTC)

@@ -1,0 +1,60 @@
+"""The names of all Valkey keys, in one place, because several packages meet there.
+
+All keys of a pool share the hash tag ``{tg}``, so that one script may touch any of them. Who writes what:
+
+==========================  =======  =========================================================================
+key                         type     content and writer
+==========================  =======  =========================================================================
+``{tg}:epoch``              string   random id; absent or changed means Valkey lost its data (scheduler)
+``{tg}:c:<counter>``        hash     a rate or concurrency counter (scheduler's script)
+``{tg}:credit:<tenant>``    hash     ``a`` available nano before outstanding, ``v`` version of the ledger balance it
+                                     came from, ``o`` sum of ``{tg}:out:<tenant>`` (billing sets a and v; o by both)
+``{tg}:out:<tenant>``       hash     request id → nano outstanding: the hold, after settling the charge, gone
+                                     once the poster has committed it (scheduler adds and lowers, billing removes)
+``{tg}:m:<deployment>``     hash     ``inflight``, ``waiting``, ``last_us`` of the last grant or release (scheduler)
+``{tg}:lease:<replica>``    hash     request id → what it holds (scheduler)
+``{tg}:beat``               zset     replica → expiry of its heartbeat, server ms (scheduler)
+``{tg}:grants:<replica>``   list     grants for queued requests of that replica (scheduler)
+``{tg}:state``              hash     deployment → JSON of `knative.types.DeploymentState` (controller)
+``{tg}:wake:<deployment>``  string   somebody waits for this deployment (gateways; SET NX PX)
+==========================  =======  =========================================================================
+
+Channels: ``{tg}:state`` (a deployment id whose state changed), ``{tg}:wake`` (a deployment id to wake).
+"""
+
+from uuid import UUID
+
+PREFIX = "{tg}:"
+EPOCH = "{tg}:epoch"
+BEAT = "{tg}:beat"
+STATE = "{tg}:state"
+STATE_CHANNEL = "{tg}:state"
+WAKE_CHANNEL = "{tg}:wake"
+
+
+def credit(tenant_id: UUID) -> str:
+    return f"{{tg}}:credit:{tenant_id.hex}"
+
+
+def outstanding(tenant_id: UUID) -> str:
+    return f"{{tg}}:out:{tenant_id.hex}"
+
+
+def counter(name: str) -> str:
+    return f"{{tg}}:c:{name}"
+
+
+def deployment(deployment_id: UUID) -> str:
+    return f"{{tg}}:m:{deployment_id.hex}"
+
+
+def lease(replica: str) -> str:
+    return f"{{tg}}:lease:{replica}"
+
+
+def grants(replica: str) -> str:
+    return f"{{tg}}:grants:{replica}"
+
+
+def wake(deployment_id: UUID) -> str:
+    return f"{{tg}}:wake:{deployment_id.hex}"

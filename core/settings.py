@@ -1,0 +1,122 @@
+"""Settings: one frozen object, built once in the process entry and passed down.
+
+Importing this module reads nothing. `Settings.load()` reads the environment (``TIDEGATE_…``, nested with ``__``).
+Every secret is a `SecretStr`, and may be given by reference: ``file:/run/secrets/pepper`` reads that file.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _resolve_reference(value: SecretStr) -> SecretStr:
+    text = value.get_secret_value()
+    if text.startswith("file:"):
+        return SecretStr(Path(text.removeprefix("file:")).read_text(encoding="utf-8").strip())
+    return value
+
+
+Secret = Annotated[SecretStr, AfterValidator(_resolve_reference)]
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Secrets(_Group):
+    """Keys of the installation, 32 bytes each in hex. `tidegate up` makes them once, in a file of mode 600."""
+
+    pepper: Secret  # keys the hash of API keys and operator tokens
+    signing: Secret  # signs receipts and cookies
+    sealing: Secret  # seals upstream credentials at rest
+
+
+class Database(_Group):
+    """Two roles of one database: the owner migrates, the application may only do its work."""
+
+    url: Secret  # postgresql://tidegate_app:…@…/tidegate
+    owner_url: Secret | None = None
+    pool_size: int = 5
+
+
+class Valkey(_Group):
+    """`url` is ``unix:///path/to/socket`` or ``redis://[:password@]host:port``; the broker is a database of its own."""
+
+    url: Secret
+    broker_url: Secret
+
+
+class Gateway(_Group):
+    """The data plane. Limits are per process unless a name says otherwise."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    replica_id: str = ""  # names this replica's spool folder and leases; empty: made from host name and port
+    body_max_bytes: int = 10_000_000
+    cors_origins: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
+    spool_wait_ms: int = 20  # how long an answer waits for the disk
+    spool_max_bytes: int = 1_000_000_000  # unposted usage kept on disk; beyond it new work is refused
+    upstream_connections_max: int = 512  # per endpoint
+    request_timeout_s: int = 600
+    max_wait_s: int = 30  # in the queue or for a wake, unless the caller names less
+    cache_trust_s: int = 60  # how long cached keys and prices are trusted with Postgres and Valkey away
+    global_inflight_max: int = 4096  # over all replicas
+
+
+class Control(_Group):
+    """The control plane listens on a unix socket; the gateway passes other paths to it."""
+
+    socket: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+
+
+class Controller(_Group):
+    """The owner of engines and wakes."""
+
+    idle_window_s: int = 300  # a cold deployment without requests for so long goes to sleep
+    drain_timeout_s: int = 30
+    start_timeout_s: int = 120
+
+
+class Log(_Group):
+    level: str = "info"
+    json_lines: bool = True
+
+
+class Settings(BaseSettings):
+    """All of it. Frozen: a change is a new process."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TIDEGATE_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="ignore",
+        nested_model_default_partial_update=True,
+    )
+
+    home: Path = Path(".tidegate")
+    secrets: Secrets
+    database: Database
+    valkey: Valkey
+    gateway: Gateway = Field(default_factory=Gateway)
+    control: Control = Field(default_factory=Control)
+    controller: Controller = Field(default_factory=Controller)
+    log: Log = Field(default_factory=Log)
+
+    @property
+    def spool_dir(self) -> Path:
+        """Below it one folder per gateway replica of this host."""
+        return self.home / "spool"
+
+    @property
+    def objects_dir(self) -> Path:
+        return self.home / "objects"
+
+    @classmethod
+    def load(cls, **values: Any) -> Self:
+        """Build from the environment, `values` winning."""
+        return cls(**values)

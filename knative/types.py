@@ -1,0 +1,35 @@
+"""Observed state of deployments, as the controller publishes it in Valkey (`{tg}:state`) and gateways read it."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class ReplicaState(StrEnum):
+    """The life of a deployment's engine."""
+
+    ABSENT = "absent"
+    LOADING = "loading"
+    READY = "ready"
+    IDLE = "idle"  # ready, and without work for a while
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """One engine that answers: ``http://127.0.0.1:4711`` or ``unix:/path`` (no /v1)."""
+
+    replica: str
+    url: str
+
+
+class DeploymentState(msgspec.Struct, frozen=True):
+    """`epoch` rises with every change; `eta_s` is the time to ready that load history promises."""
+
+    deployment: str  # hex
+    state: ReplicaState
+    endpoints: tuple[Endpoint, ...] = ()
+    eta_s: int = 0
+    since_us: int = 0
+    epoch: int = 0
+    reason: str = ""

@@ -1,0 +1,108 @@
+"""Real services for the tests: one Postgres and one Valkey per xdist worker, a fresh database per test that asks."""
+
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from cli.embedded import postgres as pg
+from cli.embedded import valkey as vk
+from core import db
+from core.settings import Database
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresService:
+    """A running server with a migrated template database."""
+
+    files: pg.PostgresFiles
+    port: int
+    process: subprocess.Popen[bytes]
+
+    def url(self, role: str, database: str) -> str:
+        return pg.url(self.files, self.port, role, database)
+
+
+@pytest.fixture(scope="session")
+def service_folder() -> Iterator[Path]:
+    """A short path, because unix socket names are limited to 107 bytes, that an unprivileged uid may enter."""
+    folder = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres(service_folder: Path) -> Iterator[PostgresService]:
+    files = pg.PostgresFiles(service_folder / "pg", secrets.token_hex(16), secrets.token_hex(16))
+    pg.initialise(files)
+    port = pg.free_port()
+    # fsync off: the tests that kill the server run a server of their own
+    process = pg.start(files, port, options={"fsync": "off", "synchronous_commit": "off"})
+    pg.wait_ready(files, port, lambda: process.poll() is None)
+    service = PostgresService(files, port, process)
+    with psycopg.connect(service.url("owner", "postgres"), autocommit=True) as connection:
+        connection.execute(
+            sql.SQL("CREATE ROLE tidegate_app LOGIN PASSWORD {}").format(sql.Literal(files.app_password))
+        )
+        connection.execute("CREATE DATABASE tidegate_template")
+    db.migrate(service.url("owner", "tidegate_template"))
+    yield service
+    pg.stop(process)
+
+
+@pytest.fixture
+def database(postgres: PostgresService) -> Iterator[str]:
+    """The name of a fresh, migrated database."""
+    name = f"t_{secrets.token_hex(6)}"
+    with psycopg.connect(postgres.url("owner", "postgres"), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE tidegate_template").format(sql.Identifier(name)))
+    yield name
+    with psycopg.connect(postgres.url("owner", "postgres"), autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def database_settings(postgres: PostgresService, database: str) -> Database:
+    return Database.model_validate({"url": postgres.url("app", database), "owner_url": postgres.url("owner", database)})
+
+
+@pytest.fixture
+async def engine(database_settings: Database) -> AsyncIterator[AsyncEngine]:
+    """The application role's pool on a fresh database."""
+    engine = db.create_engine(database_settings)
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+def sessions(engine: AsyncEngine) -> db.Sessions:
+    return db.create_sessions(engine)
+
+
+@pytest.fixture(scope="session")
+def valkey_socket(service_folder: Path) -> Iterator[Path]:
+    """A running Valkey; tests that share it use keys of their own or `valkey` below."""
+    socket_path = service_folder / "valkey.sock"
+    process = vk.start(service_folder / "valkey", socket_path)
+    vk.wait_ready(service_folder / "valkey", socket_path, lambda: process.poll() is None)
+    yield socket_path
+    vk.stop(process)
+
+
+@pytest.fixture
+def valkey(valkey_socket: Path) -> Path:
+    """The socket of a Valkey emptied for this test."""
+    import redis
+
+    with redis.Redis(unix_socket_path=str(valkey_socket)) as client:
+        client.flushall()
+    return valkey_socket
