@@ -49,10 +49,11 @@ def parse_id(kind: IdKind, text: str) -> UUID:
             return UUID(hex=digits)
         except ValueError:
             pass
+    noun = kind.name.lower().replace("_", " ")
     raise PlatformError(
         "NOT_FOUND",
         ErrorKind.NOT_FOUND,
-        f"There is no {kind.name.lower().replace('_', ' ')} {text[:64]!r}. Ids look like {kind.value}_ and 32 hex digits.",
+        f"There is no {noun} {text[:64]!r}. Ids look like {kind.value}_ and 32 hex digits.",
     )
 
 
