@@ -1,11 +1,43 @@
-"""Who may call, as the gateway sees it."""
+"""Who may call, as the gateway and the control plane see it."""
 
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
 from uuid import UUID
 
 import msgspec
 
 from core.money import Currency
 from core.tiers import Tier
+
+
+class Scope(StrEnum):
+    """What an API key may be used for."""
+
+    INFERENCE = "inference"  # chat, completions, embeddings, tokenize, models
+    USAGE_READ = "usage.read"  # own balance, usage and receipts
+
+
+class Status(StrEnum):
+    """Of a tenant or project. A suspended one keeps everything and may not call."""
+
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+
+
+class BillingMode(StrEnum):
+    """When the tenant pays."""
+
+    PREPAID = "prepaid"
+    POSTPAID = "postpaid"
+
+
+class ActorKind(StrEnum):
+    """Who acts, for the audit trail."""
+
+    OPERATOR = "operator"
+    API_KEY = "api_key"
+    SYSTEM = "system"
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):
@@ -33,3 +65,82 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     tenant_concurrency: int = 0
     cache_salt: str = ""  # per tenant, from a secret: keeps prefix caches of tenants apart
     refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A customer. `tz` is an IANA time zone; `concurrency_limit` 0 means none."""
+
+    id: UUID
+    name: str
+    currency: Currency
+    tz: str
+    status: Status
+    billing_mode: BillingMode
+    concurrency_limit: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A part of a tenant that keys belong to. A limit of 0 means none."""
+
+    id: UUID
+    tenant_id: UUID
+    name: str
+    status: Status
+    rpm_limit: int
+    concurrency_limit: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What a new key may do. A limit of 0 means none; no patterns mean every model; no networks mean from anywhere."""
+
+    scopes: frozenset[Scope] = frozenset({Scope.INFERENCE})
+    tier_default: Tier = Tier.STANDARD
+    tier_max: Tier = Tier.PRIORITY
+    model_patterns: tuple[str, ...] = ()
+    allowed_networks: tuple[str, ...] = ()
+    rpm_limit: int = 0
+    concurrency_limit: int = 0
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key as people see it: never the secret, never its digest."""
+
+    id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    name: str
+    prefix: str
+    last4: str
+    limits: KeyLimits
+    created_at: datetime
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Somebody who runs the platform."""
+
+    id: UUID
+    name: str
+    created_at: datetime
+    disabled_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who does it, in which request."""
+
+    kind: ActorKind
+    id: UUID | None = None
+    request_id: str = ""
+
+
+SYSTEM = Actor(ActorKind.SYSTEM)

@@ -1,0 +1,106 @@
+"""Operators: the people and programs that run the platform, and their tokens (``tgo_…``)."""
+
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from core.clock import Clock
+from core.db import record_config_change
+from core.ids import IdKind, new_uuid
+from tenants import credentials, queries
+from tenants.credentials import OPERATOR_PREFIX
+from tenants.errors import not_found
+from tenants.tables import OperatorRow, OperatorTokenRow
+from tenants.types import Operator
+
+VISIBLE_PREFIX = len(OPERATOR_PREFIX) + 4
+
+
+def mint() -> str:
+    """Return a fresh token: ``tgo_``, 40 random base62 characters, 6 of their CRC-32."""
+    return credentials.mint(OPERATOR_PREFIX)
+
+
+def well_formed(text: str) -> bool:
+    """Say offline whether `text` can be an operator token of ours."""
+    return credentials.well_formed(OPERATOR_PREFIX, text)
+
+
+def _operator(row: OperatorRow) -> Operator:
+    return Operator(id=row.id, name=row.name, created_at=row.created_at, disabled_at=row.disabled_at)
+
+
+async def create(session: AsyncSession, *, name: str) -> Operator:
+    """Make an operator without any token.
+
+    Raises:
+        PlatformError: conflict for a name in use.
+    """
+    row = OperatorRow(id=new_uuid(), name=name)
+    await queries.insert_named(session, row, "operator")
+    return _operator(row)
+
+
+async def by_name(session: AsyncSession, name: str) -> Operator | None:
+    row = await queries.operator_by_name(session, name)
+    return None if row is None else _operator(row)
+
+
+async def issue_token(
+    session: AsyncSession,
+    operator_id: UUID,
+    *,
+    pepper: bytes,
+    token: str | None = None,
+    expires_at: datetime | None = None,
+) -> str:
+    """Give the operator a token and return it, once.
+
+    `token` is given only by the embedded runtime, which keeps the first one in a file of mode 600.
+
+    Raises:
+        PlatformError: not_found.
+    """
+    if await queries.operator(session, operator_id) is None:
+        raise not_found(IdKind.OPERATOR)
+    secret = mint() if token is None else token
+    if not well_formed(secret):
+        raise ValueError("an operator token is made by mint()")
+    session.add(
+        OperatorTokenRow(
+            id=new_uuid(),
+            operator_id=operator_id,
+            prefix=secret[:VISIBLE_PREFIX],
+            last4=secret[-4:],
+            digest=credentials.digest(pepper, secret),
+            expires_at=expires_at,
+        )
+    )
+    await session.flush()
+    await record_config_change(session, "operator", operator_id)
+    return secret
+
+
+async def revoke_tokens(session: AsyncSession, operator_id: UUID) -> None:
+    """End all tokens of the operator."""
+    await queries.revoke_operator_tokens(session, operator_id)
+    await record_config_change(session, "operator", operator_id)
+
+
+async def disable(session: AsyncSession, operator_id: UUID, *, clock: Clock) -> Operator:
+    """Lock the operator out; again is the same as once."""
+    row = await queries.operator(session, operator_id)
+    if row is None:
+        raise not_found(IdKind.OPERATOR)
+    if row.disabled_at is None:
+        row.disabled_at = clock.now()
+        await session.flush()
+        await record_config_change(session, "operator", operator_id)
+    return _operator(row)
+
+
+async def find(session: AsyncSession, digest: bytes) -> Operator | None:
+    """Return the operator whose live token has this digest."""
+    row = await queries.operator_by_digest(session, digest)
+    return None if row is None else _operator(row)

@@ -1,0 +1,84 @@
+"""Projects: the parts of a tenant that keys and limits hang on."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from core.db import record_config_change
+from core.ids import IdKind, new_uuid
+from tenants import queries, tenants
+from tenants.errors import not_found
+from tenants.tables import ProjectRow
+from tenants.types import Project, Status
+
+
+def _project(row: ProjectRow) -> Project:
+    return Project(
+        id=row.id,
+        tenant_id=row.tenant_id,
+        name=row.name,
+        status=Status(row.status),
+        rpm_limit=row.rpm_limit,
+        concurrency_limit=row.concurrency_limit,
+        created_at=row.created_at,
+    )
+
+
+async def _row(session: AsyncSession, tenant_id: UUID, project_id: UUID) -> ProjectRow:
+    row = await queries.project(session, tenant_id, project_id)
+    if row is None:
+        raise not_found(IdKind.PROJECT)
+    return row
+
+
+async def create(
+    session: AsyncSession, tenant_id: UUID, *, name: str, rpm_limit: int = 0, concurrency_limit: int = 0
+) -> Project:
+    """Make a project.
+
+    Raises:
+        PlatformError: not_found for an unknown tenant, conflict for a name the tenant has already.
+    """
+    await tenants.get(session, tenant_id)
+    row = ProjectRow(
+        id=new_uuid(), tenant_id=tenant_id, name=name, rpm_limit=rpm_limit, concurrency_limit=concurrency_limit
+    )
+    await queries.insert_named(session, row, "project of this tenant")
+    return _project(row)
+
+
+async def get(session: AsyncSession, tenant_id: UUID, project_id: UUID) -> Project:
+    return _project(await _row(session, tenant_id, project_id))
+
+
+async def list_projects(session: AsyncSession, tenant_id: UUID, *, after: UUID | None, limit: int) -> Sequence[Project]:
+    """Return at most `limit` projects of the tenant, newest first."""
+    return [_project(row) for row in await queries.projects(session, tenant_id, after, limit)]
+
+
+async def update(
+    session: AsyncSession,
+    tenant_id: UUID,
+    project_id: UUID,
+    *,
+    status: Status | None = None,
+    rpm_limit: int | None = None,
+    concurrency_limit: int | None = None,
+) -> Project:
+    """Change what is not None; gateways see it within a second of the commit."""
+    row = await _row(session, tenant_id, project_id)
+    if status is not None:
+        row.status = status
+    if rpm_limit is not None:
+        row.rpm_limit = rpm_limit
+    if concurrency_limit is not None:
+        row.concurrency_limit = concurrency_limit
+    if session.is_modified(row):
+        await session.flush()
+        await record_config_change(session, "project", project_id)
+    return _project(row)
+
+
+async def suspend(session: AsyncSession, tenant_id: UUID, project_id: UUID) -> Project:
+    return await update(session, tenant_id, project_id, status=Status.SUSPENDED)

@@ -1,0 +1,109 @@
+"""Tenants: the customers."""
+
+import secrets
+from collections.abc import Sequence
+from uuid import UUID
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from core.db import record_config_change
+from core.ids import IdKind, new_uuid
+from core.money import Currency
+from tenants import queries
+from tenants.errors import invalid, not_found
+from tenants.tables import TenantRow
+from tenants.types import BillingMode, Status, Tenant
+
+CACHE_SEED_BYTES = 32
+
+
+def _tenant(row: TenantRow) -> Tenant:
+    return Tenant(
+        id=row.id,
+        name=row.name,
+        currency=Currency(row.currency),
+        tz=row.tz,
+        status=Status(row.status),
+        billing_mode=BillingMode(row.billing_mode),
+        concurrency_limit=row.concurrency_limit,
+        created_at=row.created_at,
+    )
+
+
+async def _row(session: AsyncSession, tenant_id: UUID) -> TenantRow:
+    row = await queries.tenant(session, tenant_id)
+    if row is None:
+        raise not_found(IdKind.TENANT)
+    return row
+
+
+def _checked_zone(tz: str) -> str:
+    try:
+        ZoneInfo(tz)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise invalid("tz", f"{tz[:64]!r} is not an IANA time zone such as Europe/Berlin.") from None
+    return tz
+
+
+async def create(
+    session: AsyncSession,
+    *,
+    name: str,
+    currency: Currency,
+    tz: str = "UTC",
+    billing_mode: BillingMode = BillingMode.PREPAID,
+    concurrency_limit: int = 0,
+) -> Tenant:
+    """Make a tenant; its ledger accounts are opened by `billing.ledger.open_tenant` in the same transaction.
+
+    Raises:
+        PlatformError: conflict for a name in use, invalid for an unknown time zone.
+    """
+    row = TenantRow(
+        id=new_uuid(),
+        name=name,
+        currency=currency,
+        tz=_checked_zone(tz),
+        billing_mode=billing_mode,
+        concurrency_limit=concurrency_limit,
+        cache_seed=secrets.token_bytes(CACHE_SEED_BYTES),
+    )
+    await queries.insert_named(session, row, "tenant")
+    return _tenant(row)
+
+
+async def get(session: AsyncSession, tenant_id: UUID) -> Tenant:
+    return _tenant(await _row(session, tenant_id))
+
+
+async def list_tenants(session: AsyncSession, *, after: UUID | None, limit: int) -> Sequence[Tenant]:
+    """Return at most `limit` tenants, newest first."""
+    return [_tenant(row) for row in await queries.tenants(session, after, limit)]
+
+
+async def update(
+    session: AsyncSession,
+    tenant_id: UUID,
+    *,
+    status: Status | None = None,
+    tz: str | None = None,
+    concurrency_limit: int | None = None,
+) -> Tenant:
+    """Change what is not None; gateways see it within a second of the commit."""
+    row = await _row(session, tenant_id)
+    if status is not None:
+        row.status = status
+    if tz is not None:
+        row.tz = _checked_zone(tz)
+    if concurrency_limit is not None:
+        row.concurrency_limit = concurrency_limit
+    if session.is_modified(row):
+        await session.flush()
+        await record_config_change(session, "tenant", tenant_id)
+    return _tenant(row)
+
+
+async def suspend(session: AsyncSession, tenant_id: UUID) -> Tenant:
+    """Refuse all calls of the tenant until resumed; nothing is lost."""
+    return await update(session, tenant_id, status=Status.SUSPENDED)
