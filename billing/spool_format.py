@@ -1,0 +1,135 @@
+"""The spool on disk: names, frames and positions, shared by its writer (gateway) and its reader (poster).
+
+A spool is a folder of one gateway replica::
+
+    lock                     held (flock) by the one writer while it lives
+    identity.json            which replica writes here, and on which host
+    checkpoint.json          how far the poster has posted: {"segment": n, "offset": bytes}
+    seg-0000000000000007.tgs frames, one after another, then zeros up to the preallocated end
+
+A segment starts with `HEADER` (magic, its number). A frame is `FRAME` (payload length, CRC-32 of length and payload)
+and the payload: one `UsageEvent` in msgpack. A length of 0 is the end of what is written so far. A writer never writes
+to a segment of an earlier run, so whatever is torn at the end of a segment that has a successor was never acknowledged.
+"""
+
+import fcntl
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from billing.types import UsageEvent
+
+MAGIC = b"TGSPOOL1"
+HEADER = struct.Struct("<8sQ")
+FRAME = struct.Struct("<II")
+MAX_PAYLOAD_BYTES = 64 * 1024
+RAW_USAGE_MAX_CHARS = 8 * 1024
+
+LOCK_NAME = "lock"
+IDENTITY_NAME = "identity.json"
+CHECKPOINT_NAME = "checkpoint.json"
+
+_encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
+_decoder = msgspec.msgpack.Decoder(UsageEvent)
+
+
+class Position(msgspec.Struct, frozen=True, order=True):
+    """A place in a spool: everything before it is posted (or read)."""
+
+    segment: int = 0
+    offset: int = 0
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who writes a spool."""
+
+    replica: str
+    host: str
+    started_at_us: int
+
+
+def encode(event: UsageEvent) -> bytes:
+    """Return the frame of `event`; an overlong raw usage is cut, so that a frame always fits."""
+    if len(event.raw_usage) > RAW_USAGE_MAX_CHARS:
+        event = msgspec.structs.replace(event, raw_usage=event.raw_usage[:RAW_USAGE_MAX_CHARS])
+    payload = _encoder.encode(event)
+    size = len(payload)
+    if size > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"a usage event of {size} bytes does not fit the spool")
+    return FRAME.pack(size, zlib.crc32(payload, size)) + payload
+
+
+def decode(payload: bytes) -> UsageEvent:
+    """Return the event in `payload`.
+
+    Raises:
+        msgspec.DecodeError: it is not an event of a version known here (also as ValidationError).
+    """
+    return _decoder.decode(payload)
+
+
+def segment_name(number: int) -> str:
+    return f"seg-{number:016d}.tgs"
+
+
+def segment_numbers(folder: Path) -> list[int]:
+    """Return the numbers of the segments in `folder`, ascending; none when the folder is not there."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    return sorted(int(name[4:20]) for name in names if name.startswith("seg-") and name.endswith(".tgs"))
+
+
+def read_checkpoint(folder: Path) -> Position:
+    """Return how far the spool is posted; the beginning when nothing says so (posting again does no harm)."""
+    try:
+        return msgspec.json.decode((folder / CHECKPOINT_NAME).read_bytes(), type=Position)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return Position()
+
+
+def write_checkpoint(folder: Path, position: Position) -> None:
+    """Replace the checkpoint at once. Not synced: an old one only means that events are offered twice."""
+    partial = folder / (CHECKPOINT_NAME + ".part")
+    partial.write_bytes(msgspec.json.encode(position))
+    partial.replace(folder / CHECKPOINT_NAME)
+
+
+def unposted_bytes(folder: Path) -> int:
+    """Return the bytes of segments that are not posted yet; preallocated ends of dead segments count too."""
+    done = read_checkpoint(folder)
+    total = 0
+    for number in segment_numbers(folder):
+        try:
+            size = (folder / segment_name(number)).stat().st_size
+        except FileNotFoundError:
+            continue
+        if number > done.segment:
+            total += size - HEADER.size
+        elif number == done.segment:
+            total += max(0, size - max(done.offset, HEADER.size))
+    return max(0, total)
+
+
+def try_lock(folder: Path) -> int | None:
+    """Take the writer's lock; returns its file descriptor, or None when a writer holds it."""
+    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new names in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
