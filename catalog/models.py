@@ -1,0 +1,168 @@
+"""Models, their versions, and the public names that lead to them."""
+
+import re
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from catalog import queries
+from catalog.tables import ModelRow, ModelVersionRow
+from catalog.types import DeploymentKind, EngineKind, Model, ModelVersion, NewVersion, ServedModel
+from core.db import record_config_change
+from core.errors import ErrorKind, PlatformError
+from core.ids import IdKind, format_id, new_uuid
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}")
+
+
+def check_name(name: str) -> None:
+    """Refuse a public name that a URL path or a shell pattern could not carry."""
+    if not _NAME.fullmatch(name):
+        raise PlatformError(
+            "INVALID_NAME",
+            ErrorKind.INVALID,
+            "A model's name has 1 to 128 letters, digits and . _ / : @ -, and starts with a letter or digit.",
+            param="name",
+        )
+
+
+async def create_model(
+    session: AsyncSession, *, name: str, now: datetime, owned_by: str = "tidegate", description: str = ""
+) -> UUID:
+    """Create a model; it is served once a version has a deployment.
+
+    Raises:
+        PlatformError: kind invalid for a bad name, conflict when it is taken.
+    """
+    check_name(name)
+    if await queries.model_named(session, name) is not None or await queries.alias_model(session, name) is not None:
+        raise PlatformError("NAME_TAKEN", ErrorKind.CONFLICT, f"The name {name!r} is taken.", param="name")
+    row = ModelRow(
+        id=new_uuid(), name=name, owned_by=owned_by, description=description, created_at=now, retired_at=None
+    )
+    session.add(row)
+    await session.flush()
+    return row.id
+
+
+async def add_version(
+    session: AsyncSession, model_id: UUID, version: NewVersion, *, now: datetime, make_current: bool = True
+) -> UUID:
+    """Add the next version of a model; when made current, the model's own name leads to it."""
+    model = await _model(session, model_id)
+    row = ModelVersionRow(
+        id=new_uuid(),
+        model_id=model_id,
+        number=await queries.last_version_number(session, model_id) + 1,
+        source=version.source,
+        sha256=version.sha256,
+        licence=version.licence,
+        context_max=version.context_max,
+        template_tokens=version.template_tokens,
+        bytes_per_token_milli=version.bytes_per_token_milli,
+        created_at=now,
+    )
+    session.add(row)
+    await session.flush()
+    if make_current:
+        await set_alias(session, model.name, row.id, now=now)
+    return row.id
+
+
+async def set_alias(session: AsyncSession, name: str, version_id: UUID, *, now: datetime) -> None:
+    """Let a public name lead to a version: a new name, another version, or a rollback.
+
+    Raises:
+        PlatformError: kind not_found for an unknown version, conflict when the name is another model's own.
+    """
+    check_name(name)
+    version = await queries.version_by_id(session, version_id)
+    if version is None:
+        raise _missing(IdKind.MODEL_VERSION, version_id)
+    owner = await queries.model_named(session, name)
+    if owner is not None and owner.id != version.model_id:
+        raise PlatformError("NAME_TAKEN", ErrorKind.CONFLICT, f"{name!r} is another model's own name.", param="name")
+    await queries.upsert_alias(session, name, version_id, now)
+    await record_config_change(session, "catalog", None)
+
+
+async def drop_alias(session: AsyncSession, name: str) -> None:
+    """Take a public name away; calls to it answer 404 from now on."""
+    await queries.delete_alias(session, name)
+    await record_config_change(session, "catalog", None)
+
+
+async def retire_model(session: AsyncSession, model_id: UUID, *, now: datetime) -> None:
+    """Stop serving a model under all its names. Its history stays."""
+    model = await _model(session, model_id)
+    model.retired_at = now
+    await session.flush()
+    await record_config_change(session, "catalog", None)
+
+
+async def list_models(session: AsyncSession) -> list[Model]:
+    return [
+        Model(row.id, row.name, row.owned_by, row.description, row.created_at, row.retired_at is not None)
+        for row in await queries.models(session)
+    ]
+
+
+async def list_versions(session: AsyncSession, model_id: UUID) -> list[ModelVersion]:
+    await _model(session, model_id)
+    return [
+        ModelVersion(
+            id=row.id,
+            model_id=row.model_id,
+            number=row.number,
+            source=row.source,
+            sha256=row.sha256,
+            licence=row.licence,
+            context_max=row.context_max,
+            template_tokens=row.template_tokens,
+            bytes_per_token_milli=row.bytes_per_token_milli,
+            created_at=row.created_at,
+        )
+        for row in await queries.versions(session, model_id)
+    ]
+
+
+async def load_served(session: AsyncSession) -> dict[str, ServedModel]:
+    """Return every public name that somebody answers for: the oldest live deployment of its version."""
+    found = {}
+    for name, model, version, deployment in await queries.served(session):
+        found[name] = ServedModel(
+            name=name,
+            model_id=model.id,
+            version_id=version.id,
+            deployment_id=deployment.id,
+            kind=DeploymentKind(deployment.kind),
+            engine=EngineKind(deployment.engine),
+            upstream_model=deployment.upstream_model,
+            context_max=version.context_max,
+            default_max_tokens=deployment.default_max_tokens,
+            endpoints=frozenset(deployment.endpoints),
+            template_tokens=version.template_tokens,
+            bytes_per_token_milli=version.bytes_per_token_milli,
+            inflight_max=deployment.inflight_max,
+            waiting_max=deployment.waiting_max,
+            max_wait_s=deployment.max_wait_s,
+            base_url=deployment.base_url,
+            sealed_credential=deployment.sealed_credential,
+            created_at_s=int(model.created_at.timestamp()),
+            owned_by=model.owned_by,
+        )
+    return found
+
+
+async def _model(session: AsyncSession, model_id: UUID) -> ModelRow:
+    """Return the model, locked: whoever adds to it does so one at a time."""
+    row = await queries.model_by_id(session, model_id, lock=True)
+    if row is None:
+        raise _missing(IdKind.MODEL, model_id)
+    return row
+
+
+def _missing(kind: IdKind, value: UUID) -> PlatformError:
+    noun = kind.name.lower().replace("_", " ")
+    return PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, f"There is no {noun} {format_id(kind, value)}.")
