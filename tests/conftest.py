@@ -49,11 +49,7 @@ def postgres(service_folder: Path) -> Iterator[PostgresService]:
     process = pg.start(files, port, options={"fsync": "off", "synchronous_commit": "off"})
     pg.wait_ready(files, port, lambda: process.poll() is None)
     service = PostgresService(files, port, process)
-    with psycopg.connect(service.url("owner", "postgres"), autocommit=True) as connection:
-        connection.execute(
-            sql.SQL("CREATE ROLE tidegate_app LOGIN PASSWORD {}").format(sql.Literal(files.app_password))
-        )
-        connection.execute("CREATE DATABASE tidegate_template")
+    pg.create_databases(files, port, "tidegate_template")
     db.migrate(service.url("owner", "tidegate_template"))
     yield service
     pg.stop(process)
