@@ -71,6 +71,10 @@ vllm: setup $(VLLM)/.ready ## build the environment and the weights of the real 
 test-vllm: setup-dev vllm ## the engine contract and the gateway against a real vLLM (fails when it cannot start)
 	$(BIN)/python -m pytest tests/vllm $(ARGS)
 
+.PHONY: soak
+soak: setup-dev ## long and heavy runs: kills, floods, hours (not in CI)
+	$(BIN)/python -m pytest -m soak --timeout=7200 $(ARGS)
+
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -1,0 +1,150 @@
+"""The `tidegate` command."""
+
+import argparse
+import os
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from cli import parts, screen
+from cli.home import HomeError
+
+ROOT = Path(__file__).resolve().parent.parent
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+def version() -> str:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return str(tomllib.loads(text)["project"]["version"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.command(options)
+    except HomeError as error:
+        return _complain(str(error))
+    except ValidationError as error:
+        return _complain(_missing_settings(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code
+
+
+def _complain(message: str) -> int:
+    print(f"tidegate: {message}", file=sys.stderr)
+    return 1
+
+
+def _missing_settings(error: ValidationError) -> str:
+    """Say which settings are missing or wrong, without their values."""
+    lines = [
+        f"  TIDEGATE_{'__'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
+        for item in error.errors(include_input=False, include_url=False)
+    ]
+    return "The settings are not complete:\n" + "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tidegate", description="Multi-tenant LLM inference with exact token billing."
+    )
+    parser.add_argument("--version", action="version", version=f"tidegate {version()}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="command")
+    home = _home_option()
+
+    up = commands.add_parser(
+        "up",
+        parents=[home],
+        help="run the whole platform on this machine",
+        description="Start Postgres, Valkey and every process of the platform on this machine, behind one port, with a "
+        "small model ready to be woken. Ctrl-C stops all of it; the home keeps all data.",
+    )
+    up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    up.add_argument(
+        "--port", type=_port, default=8080, help="port to listen on; 0 takes a free one (default: %(default)s)"
+    )
+    up.add_argument(
+        "--ready-file",
+        type=Path,
+        metavar="FILE",
+        help="when ready, write addresses, credentials and pids there as JSON (mode 600); removed at the end",
+    )
+    up.set_defaults(command=_up)
+
+    for part in parts.PARTS:
+        command = commands.add_parser(
+            part.name,
+            parents=[home],
+            help=part.summary,
+            description=f"Run one process of the platform: {part.summary}. "
+            "Settings come from the environment (TIDEGATE_DATABASE__URL, …), else from the home of `tidegate up`.",
+        )
+        command.set_defaults(command=_part, part=part)
+
+    migrate = commands.add_parser("migrate", parents=[home], help="bring the database schema to this version")
+    migrate.set_defaults(command=_migrate)
+    shown = commands.add_parser("version", help="print the version")
+    shown.set_defaults(command=_version)
+    return parser
+
+
+def _home_option() -> argparse.ArgumentParser:
+    option = argparse.ArgumentParser(add_help=False)
+    option.add_argument(
+        "--home",
+        type=Path,
+        default=Path(os.environ.get("TIDEGATE_HOME") or ".tidegate"),
+        help="folder with all state of this installation (default: TIDEGATE_HOME, else ./.tidegate)",
+    )
+    return option
+
+
+def _port(text: str) -> int:
+    if text.isascii() and text.isdigit() and int(text) < 65536:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a port (0 to 65535)")
+
+
+def _up(options: argparse.Namespace) -> int:
+    from cli.up import PortTakenError, UpOptions, up
+
+    try:
+        return up(UpOptions(options.home, options.host, options.port, options.ready_file), version())
+    except PortTakenError as error:
+        return _complain(str(error))
+
+
+def _part(options: argparse.Namespace) -> int:
+    from cli.installation import find_settings
+
+    part: parts.Part = options.part
+    settings = find_settings(options.home)
+    parts.runner(part)(settings, lambda: screen.say(f"tidegate {part.name} is ready"))
+    return 0
+
+
+def _migrate(options: argparse.Namespace) -> int:
+    from cli.installation import find_settings
+    from core import db
+
+    url = find_settings(options.home).database.owner_url
+    if url is None:
+        return _complain("Migrations run as the owner of the database: set TIDEGATE_DATABASE__OWNER_URL.")
+    db.migrate(url.get_secret_value())
+    screen.say("The database schema is up to date.")
+    return 0
+
+
+def _version(_options: argparse.Namespace) -> int:
+    screen.say(f"tidegate {version()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
