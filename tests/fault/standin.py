@@ -18,6 +18,8 @@ def run(_settings: Settings, ready: Callable[[], None]) -> None:
     """Be a process that does nothing until it is asked to end, or not even then."""
     deaf = "STANDIN_DEAF" in os.environ
     signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else lambda _number, _frame: sys.exit(0))
+    if "STANDIN_BROKEN" in os.environ:
+        raise ValueError(os.environ["STANDIN_BROKEN"])
     ready()
     while True:
         signal.pause()

@@ -185,6 +185,22 @@ def test_a_port_in_use_is_said_in_words(start: Starter) -> None:
     assert not (start.folder / "a" / "postgres" / "data").exists()
 
 
+def test_a_part_that_cannot_start_ends_the_start_with_its_last_words(start: Starter) -> None:
+    done = subprocess.run(
+        start.command("a", "--port", "0"),
+        cwd=ROOT,
+        env={**os.environ, "STANDIN_BROKEN": "no such thing"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    assert "gateway does not start: it ended with code 70" in done.stdout
+    assert "ValueError: no such thing" in done.stdout
+    assert [left for left in homes.load_state(homes.open_home(start.folder / "a")).processes if left.name != "up"] == []
+
+
 def test_killing_up_ends_its_processes_and_the_next_start_takes_over(start: Starter) -> None:
     first = start("a", STANDIN_DEAF="1")  # its gateway does not end by itself: an orphan for the next start
     put(first, 1)

@@ -1,0 +1,99 @@
+"""Leaves of the command line: logs, processes, addresses, arguments."""
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cli import logs, main, up
+from cli.processes import ProcessRecord, end, is_alive, record
+
+
+def test_a_long_log_keeps_its_newest_part_beside_and_its_writers_go_on(tmp_path: Path) -> None:
+    log = tmp_path / "part.log"
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"old\n" * 100 + b"new\n" * 10)
+        logs.shorten(log, max_bytes=40)
+        assert (tmp_path / "part.log.1").read_bytes() == b"new\n" * 10
+        writer.write(b"next\n")
+    assert log.read_bytes() == b"next\n"
+
+
+def test_a_short_log_stays(tmp_path: Path) -> None:
+    log = tmp_path / "part.log"
+    log.write_bytes(b"a\nb\nc\n")
+    logs.shorten_all(tmp_path)
+    assert logs.tail(log, 2) == ["b", "c"]
+    assert list(tmp_path.iterdir()) == [log]
+    assert logs.tail(tmp_path / "none.log", 2) == []
+
+
+def test_a_process_is_known_by_pid_and_start_time() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        mine = record("sleep", process.pid)
+        stranger = ProcessRecord("sleep", process.pid, "another-boot:1")
+        assert is_alive(mine)
+        assert not is_alive(stranger)
+        assert end([stranger], signal.SIGKILL, 0.0) == []
+        assert is_alive(mine)
+        assert end([mine], signal.SIGTERM, 10.0) == []
+        assert not is_alive(mine)
+    assert not is_alive(record("gone", process.pid))
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8080"),
+        ("0.0.0.0", "http://127.0.0.1:8080"),  # noqa: S104 - nothing is bound
+        ("::", "http://[::1]:8080"),
+        ("::1", "http://[::1]:8080"),
+        ("gateway.example", "http://gateway.example:8080"),
+    ],
+)
+def test_the_printed_address_works_on_this_machine(host: str, url: str) -> None:
+    assert up.base_url(host, 8080) == url
+
+
+def test_a_taken_port_names_who_has_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(up.PortTakenError, match=f"process {os.getpid()}"):
+            up.claim_port("127.0.0.1", port)
+    assert up.claim_port("127.0.0.1", port) == port
+    assert up.claim_port("127.0.0.1", 0) > 0
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "http", ""])
+def test_a_bad_port_is_a_usage_error(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main.main(["up", "--port", port])
+    assert caught.value.code == 2
+    assert "is not a port" in capsys.readouterr().err or port == "-1"
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main.main(["--help"])
+    text = capsys.readouterr().out
+    for name in ("up", "gateway", "poster", "api", "controller", "worker", "migrate", "version"):
+        assert f"\n    {name}" in text
+
+
+def test_a_process_on_its_own_says_what_it_misses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["gateway", "--home", str(tmp_path / "none")]) == 1
+    assert "There is no home" in capsys.readouterr().err
+
+
+def test_missing_settings_are_named_without_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEGATE_DATABASE__URL", "postgresql://me:top-secret@/x")
+    assert main.main(["gateway", "--home", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "TIDEGATE_SECRETS" in said
+    assert "TIDEGATE_VALKEY" in said
+    assert "top-secret" not in said
