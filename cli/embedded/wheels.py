@@ -1,16 +1,5 @@
-"""Where the wheels that carry programs and models lie. They are found, never imported: importing them does things."""
+"""Where the wheels that carry programs lie; see core.wheels."""
 
-from importlib.util import find_spec
-from pathlib import Path
+from core.wheels import package_folder
 
-
-def package_folder(name: str) -> Path:
-    """Return the folder of an installed package.
-
-    Raises:
-        RuntimeError: it is not installed.
-    """
-    spec = find_spec(name)
-    if spec is None or spec.origin is None:
-        raise RuntimeError(f"The package {name} is not installed. Run `make setup`.")
-    return Path(spec.origin).parent
+__all__ = ["package_folder"]
