@@ -8,8 +8,12 @@ to quarantine and is never billed automatically.
 from collections.abc import Mapping
 from typing import Any
 
+from catalog.types import EngineKind
 from core.usage import TokenUsage
 
+# Engines whose `usage` counts only the first of several choices (or prompts) of one request, so that it cannot be
+# billed exactly: the gateway refuses ``n`` above 1 and several prompts for them. The engine contract shows it.
+CHOICES_UNCOUNTED = frozenset({EngineKind.LLAMA_CPP})
 TOKENS_MAX = 10**9  # of one generation; no engine has such a context
 
 # Where engines write a part, best source first: (object inside the report or "" for itself, member).

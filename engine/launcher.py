@@ -1,0 +1,139 @@
+"""How an engine of a local deployment is started: the command, and the process.
+
+The command is a pure function of the deployment, so a bad `engine_args` is refused when it is written, not when it is
+run. An engine holds a lock on its lock file for as long as it lives (the open file is inherited), so there is at most
+one engine of a deployment on a host, whatever happens to the controllers that start it.
+"""
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from catalog.types import Deployment, EngineKind
+from core.errors import ErrorKind, PlatformError
+from engine.model_files import locate
+
+SOCKET_PATH_MAX = 100  # the kernel allows 107 bytes
+LOG_MAX_BYTES = 4_000_000
+T = TypeVar("T")
+
+
+class LlamaArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`engine_args` of llama.cpp. `context` is tokens per request; 0 means the version's `context_max`."""
+
+    context: int = 0
+    parallel: int = 4
+    threads: int = 1
+    embeddings: bool = True
+
+
+class SimulatorArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`engine_args` of the simulator; see engine.simulator."""
+
+    plan: str = ""
+    dialect: str = "openai"
+    slots: int = 1024
+    load_ms: int = 0
+    log: str = ""
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """What to run and where it will answer (``unix:/path`` or ``http://127.0.0.1:port``)."""
+
+    arguments: tuple[str, ...]
+    url: str
+
+
+def plan_launch(deployment: Deployment, listen: str) -> Launch:
+    """Return the command of a deployment's engine.
+
+    Args:
+        deployment: a local one.
+        listen: a socket's path ending in ``.sock``, or ``127.0.0.1:port``.
+
+    Raises:
+        PlatformError: kind invalid, when its engine_args or source cannot be used.
+    """
+    unix = listen.endswith(".sock")
+    url = f"unix:{listen}" if unix else f"http://{listen}"
+    if deployment.engine is EngineKind.LLAMA_CPP:
+        return Launch((sys.executable, "-m", "engine.llama_server", *_llama_arguments(deployment, listen)), url)
+    if deployment.engine is EngineKind.SIMULATOR:
+        where = ("--uds", listen) if unix else ("--port", listen.rpartition(":")[2])
+        return Launch((sys.executable, "-m", "engine.simulator", *where, *_simulator_arguments(deployment)), url)
+    raise _invalid(f"No local launcher for {deployment.engine}.")
+
+
+def _llama_arguments(deployment: Deployment, listen: str) -> list[str]:
+    given = _convert(deployment, LlamaArguments)
+    context = given.context or deployment.context_max
+    if not (0 < context <= deployment.context_max and 1 <= given.parallel <= 64 and 1 <= given.threads <= 256):
+        raise _invalid("context must be within the version's context_max, parallel 1 to 64, threads 1 to 256.")
+    return [
+        *("--model", str(locate(deployment.source)), "--alias", deployment.upstream_model, "--listen", listen),
+        *("--context", str(context), "--parallel", str(given.parallel), "--threads", str(given.threads)),
+        "--embeddings" if given.embeddings else "--no-embeddings",
+    ]
+
+
+def _simulator_arguments(deployment: Deployment) -> list[str]:
+    given = _convert(deployment, SimulatorArguments)
+    found = ["--model", deployment.upstream_model, "--slots", str(given.slots), "--load-ms", str(given.load_ms)]
+    found += ["--dialect", given.dialect]
+    found += ["--plan", given.plan] if given.plan else []
+    return found + (["--log", given.log] if given.log else [])
+
+
+def _convert(deployment: Deployment, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(deployment.engine_args, kind)
+    except msgspec.ValidationError as problem:
+        raise _invalid(str(problem)) from None
+
+
+def _invalid(message: str) -> PlatformError:
+    return PlatformError("INVALID_ENGINE_ARGS", ErrorKind.INVALID, message, param="engine_args")
+
+
+def choose_listen(folder: Path, name: str) -> str:
+    """Return a socket in `folder`, or a free loopback port where its path would be too long."""
+    path = folder / f"{name}.sock"
+    if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
+        return str(path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def take_lock(path: Path) -> int | None:
+    """Return an open file that holds the lock; None when an engine (or another starter) has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def spawn(launch: Launch, lock: int, log: Path) -> "subprocess.Popen[bytes]":
+    """Start the engine with the lock in its hands; returns at once. The caller closes its own copy of the lock."""
+    if launch.url.startswith("unix:"):
+        Path(launch.url.removeprefix("unix:")).unlink(missing_ok=True)
+    mode = "ab" if log.exists() and log.stat().st_size < LOG_MAX_BYTES else "wb"
+    with log.open(mode) as output:
+        return subprocess.Popen(
+            launch.arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(lock,),
+            env={**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C in a terminal reaches the controller, which drains first
+        )

