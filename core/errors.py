@@ -19,6 +19,7 @@ class ErrorKind(StrEnum):
     INTERNAL = "internal"  # 500
     UPSTREAM = "upstream"  # 502: the engine failed
     UNAVAILABLE = "unavailable"  # 503: ours
+    TIMEOUT = "timeout"  # 504: the engine did not answer in time
 
 
 class PlatformError(Exception):

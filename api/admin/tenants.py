@@ -1,0 +1,112 @@
+"""Operators: tenants."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from api.deps import CurrentAct, CurrentPaging, ReadSession, Session, TenantId
+from api.guard import GuardedRoute
+from api.permissions import ADMIN, TENANT
+from api.schemas import BillingModeName, CurrencyCode, Input, Limit, Name, Output, StatusName, problems
+from core.ids import IdKind, format_id
+from core.money import Currency
+from core.pagination import page_of
+from tenants import tenants
+from tenants.types import BillingMode, Tenant
+
+router = APIRouter(route_class=GuardedRoute, tags=["tenants"])
+
+Zone = Annotated[str, Field(min_length=1, max_length=64, description="IANA time zone; days and budgets follow it.")]
+
+
+class TenantIn(Input):
+    """A new tenant. Currency and billing mode never change afterwards."""
+
+    name: Name
+    currency: CurrencyCode
+    tz: Zone = "UTC"
+    billing_mode: BillingModeName = BillingMode.PREPAID
+    concurrency_limit: Limit = 0
+
+
+class TenantChange(Input):
+    """What is left out stays."""
+
+    status: StatusName | None = None
+    tz: Zone | None = None
+    concurrency_limit: Limit | None = None
+
+
+class TenantOut(Output):
+    """A tenant."""
+
+    id: str
+    name: str
+    currency: CurrencyCode
+    tz: str
+    status: StatusName
+    billing_mode: BillingModeName
+    concurrency_limit: int
+    created_at: datetime
+
+
+class TenantPage(Output):
+    """Newest first; `next_after` is null at the end."""
+
+    items: list[TenantOut]
+    next_after: str | None
+
+
+def _out(tenant: Tenant) -> TenantOut:
+    return TenantOut(
+        id=format_id(IdKind.TENANT, tenant.id),
+        name=tenant.name,
+        currency=tenant.currency.value,
+        tz=tenant.tz,
+        status=tenant.status,
+        billing_mode=tenant.billing_mode,
+        concurrency_limit=tenant.concurrency_limit,
+        created_at=tenant.created_at,
+    )
+
+
+@router.post(f"{ADMIN}/tenants", status_code=201, summary="Create a tenant", responses=problems(409))
+async def create_tenant(body: TenantIn, session: Session, act: CurrentAct) -> TenantOut:
+    """Make a tenant and open its accounts."""
+    tenant = await tenants.create(
+        session,
+        name=body.name,
+        currency=Currency(body.currency),
+        tz=body.tz,
+        billing_mode=body.billing_mode,
+        concurrency_limit=body.concurrency_limit,
+    )
+    act.on(tenant.id, tenant_id=tenant.id, name=tenant.name)
+    return _out(tenant)
+
+
+@router.get(f"{ADMIN}/tenants", summary="List tenants")
+async def list_tenants(session: ReadSession, paging: CurrentPaging) -> TenantPage:
+    found = await tenants.list_tenants(session, after=paging.after, limit=paging.limit_probe)
+    page = page_of(found, paging.limit, lambda tenant: tenant.id)
+    return TenantPage(
+        items=[_out(tenant) for tenant in page.items],
+        next_after=page.next_after and format_id(IdKind.TENANT, page.next_after),
+    )
+
+
+@router.get(TENANT, summary="Read a tenant")
+async def get_tenant(tenant_id: TenantId, session: ReadSession) -> TenantOut:
+    return _out(await tenants.get(session, tenant_id))
+
+
+@router.patch(TENANT, summary="Change a tenant")
+async def update_tenant(tenant_id: TenantId, body: TenantChange, session: Session, act: CurrentAct) -> TenantOut:
+    """Suspend or resume a tenant, change its time zone or limit. Gateways follow within a second."""
+    tenant = await tenants.update(
+        session, tenant_id, status=body.status, tz=body.tz, concurrency_limit=body.concurrency_limit
+    )
+    act.on(tenant.id, **body.model_dump(mode="json", exclude_none=True))
+    return _out(tenant)

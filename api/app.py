@@ -1,0 +1,160 @@
+"""The control plane: one FastAPI application, built from what it works with, and the process that serves it."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import APIRouter, FastAPI
+
+from api import errors, openapi
+from api.admin import api_keys, audit, projects, tenants
+from api.control import health
+from api.middleware import RequestFrame
+from api.services import Services
+from core import db, logging, telemetry
+from core.clock import SystemClock
+from core.resp import RespClient
+from core.settings import Control, Settings
+from tenants.credentials import pepper_of
+
+SHUTDOWN_S = 10
+BACKLOG = 512
+
+ROUTERS: tuple[APIRouter, ...] = (health.router, tenants.router, projects.router, api_keys.router, audit.router)
+
+
+class ControlApi(FastAPI):
+    """FastAPI, describing itself in full."""
+
+    def openapi(self) -> dict[str, Any]:
+        return openapi.describe(self)
+
+
+def create_app(services: Services) -> FastAPI:
+    """Build the application; nothing connects."""
+    app = ControlApi(
+        title="Tidegate control API",
+        version="1",
+        summary="Tenants, keys, prices, credit, usage and deployments of a Tidegate installation.",
+        description="Errors are RFC 9457 problem+json. Money is a decimal string. Lists are newest first and paged.",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    app.state.services = services
+    errors.install(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_middleware(RequestFrame, services=services)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def open_services(settings: Settings) -> AsyncIterator[Services]:
+    """Open what the routes work with. Neither Postgres nor Valkey need be there: their absence is a 503."""
+    engine = db.create_engine(settings.database)
+    valkey = await RespClient.connect(settings.valkey.url.get_secret_value(), required=False)
+    try:
+        yield Services(
+            settings=settings,
+            sessions=db.create_sessions(engine),
+            valkey=valkey,
+            clock=SystemClock(),
+            pepper=pepper_of(settings.secrets),
+            metrics=telemetry.http_metrics(telemetry.create_registry()),
+        )
+    finally:
+        await valkey.close()
+        await engine.dispose()
+
+
+def _unix_listener(path: Path) -> socket.socket:
+    """Listen on a unix socket that only this user may open; a stale one is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    return listener
+
+
+def _listeners(control: Control) -> list[socket.socket]:
+    found = []
+    if control.socket is not None:
+        found.append(_unix_listener(control.socket))
+    if control.port or control.socket is None:
+        listener = socket.socket(socket.AF_INET6 if ":" in control.host else socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((control.host, control.port))
+        found.append(listener)
+    for listener in found:
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    return found
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, saying when it serves."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End on SIGTERM and SIGINT by returning; uvicorn's own way raises the signal again afterwards."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+
+async def serve(settings: Settings, ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT; then let running requests end."""
+    async with open_services(settings) as services:
+        config = uvicorn.Config(
+            create_app(services),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            date_header=True,
+            proxy_headers=True,
+            # behind the unix socket is our gateway alone, which says for whom it calls
+            forwarded_allow_ips="*" if settings.control.port == 0 else list(settings.gateway.trusted_proxies),
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=SHUTDOWN_S,
+            h11_max_incomplete_event_size=32_768,
+            limit_concurrency=1024,
+        )
+        listeners = _listeners(settings.control)
+        try:
+            await _Server(config, ready).serve(sockets=listeners)
+        finally:
+            for listener in listeners:
+                listener.close()
+            if settings.control.socket is not None:
+                settings.control.socket.unlink(missing_ok=True)
+
+
+def run(settings: Settings, ready: Callable[[], None]) -> None:
+    """Be the control plane's process: blocks until told to end; `ready` is called once it serves."""
+    logging.configure(settings.log, "api")
+    with asyncio.Runner() as runner:
+        runner.run(serve(settings, ready))

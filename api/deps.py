@@ -1,0 +1,139 @@
+"""What routes are given: a transaction that commits before the answer leaves, who calls, and a page's bounds."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import Depends, Path, Query
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import Request
+
+from api.errors import request_id_of
+from api.guard import Caller
+from api.permissions import Rule
+from api.services import Services, services_of
+from core.db import transaction
+from core.errors import ErrorKind, PlatformError
+from core.ids import IdKind, parse_id
+from core.logging import get_logger
+from core.pagination import LIMIT_DEFAULT, LIMIT_MAX
+from tenants import audit
+
+log = get_logger(__name__)
+
+AfterCommit = Callable[[], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Act:
+    """What a changing route did, for the audit trail, and what must follow its commit before the answer leaves."""
+
+    tenant_id: UUID | None = None
+    target_id: UUID | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+    after_commit: list[AfterCommit] = field(default_factory=list)
+
+    def on(self, target_id: UUID, *, tenant_id: UUID | None = None, **details: Any) -> None:
+        """Name what was changed. `details` hold ids and names, never a secret."""
+        self.target_id = target_id
+        self.tenant_id = tenant_id or self.tenant_id
+        self.details.update(details)
+
+
+def get_act(request: Request) -> Act:
+    act: Act | None = getattr(request.state, "act", None)
+    if act is None:
+        text = request.path_params.get("tenant_id")
+        act = request.state.act = Act(tenant_id=parse_id(IdKind.TENANT, text) if text else None)
+    return act
+
+
+def get_caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+async def get_session(request: Request) -> AsyncIterator[AsyncSession]:
+    """Open the one transaction of a changing request, with its audit record in it."""
+    services, act, rule = services_of(request), get_act(request), _rule(request)
+    if not rule.action:
+        raise LookupError("a route that changes something needs an action in api/permissions.py")
+    async with transaction(services.sessions) as session:
+        yield session
+        audit.record(
+            session,
+            get_caller(request).actor(request_id_of(request)),
+            rule.action,
+            tenant_id=act.tenant_id,
+            target_id=act.target_id,
+            details=act.details,
+        )
+    for follow in act.after_commit:
+        try:
+            await follow()
+        except Exception as error:  # noqa: BLE001 - it is committed; what follows is made good by the worker
+            log.warning("request.follow_up_failed", error=type(error).__name__)
+
+
+async def get_read_session(request: Request) -> AsyncIterator[AsyncSession]:
+    """Open a read-only transaction: Postgres itself refuses a write."""
+    async with transaction(services_of(request).sessions) as session:
+        await session.connection(execution_options={"postgresql_readonly": True})
+        yield session
+
+
+def _rule(request: Request) -> Rule:
+    rule: Rule = request.state.rule
+    return rule
+
+
+# scope="function": the transaction ends before the answer is sent, so a 201 is a committed 201.
+Session = Annotated[AsyncSession, Depends(get_session, scope="function")]
+ReadSession = Annotated[AsyncSession, Depends(get_read_session, scope="function")]
+CurrentAct = Annotated[Act, Depends(get_act)]
+CurrentCaller = Annotated[Caller, Depends(get_caller)]
+CurrentServices = Annotated[Services, Depends(services_of)]
+
+
+def _path_id(kind: IdKind, name: str) -> Any:
+    example = f"{kind.value}_019a0000000070008000000000000001"
+
+    async def parse(text: Annotated[str, Path(alias=name, max_length=64, examples=[example])]) -> UUID:
+        return parse_id(kind, text)
+
+    return Depends(parse)
+
+
+TenantId = Annotated[UUID, _path_id(IdKind.TENANT, "tenant_id")]
+ProjectId = Annotated[UUID, _path_id(IdKind.PROJECT, "project_id")]
+KeyId = Annotated[UUID, _path_id(IdKind.API_KEY, "key_id")]
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """At most `limit` items, those after the id `after`."""
+
+    limit: int
+    after: UUID | None
+
+    @property
+    def limit_probe(self) -> int:
+        """One more than asked, to know whether there is a next page."""
+        return self.limit + 1
+
+
+def get_paging(
+    limit: Annotated[int, Query(ge=1, le=LIMIT_MAX, description="Most items to return.")] = LIMIT_DEFAULT,
+    after: Annotated[str | None, Query(max_length=64, description="`next_after` of the page before.")] = None,
+) -> Paging:
+    if after is None:
+        return Paging(limit, None)
+    try:
+        return Paging(limit, UUID(hex=after.rpartition("_")[2]))
+    except ValueError:
+        message = "This is not the `next_after` of a page."
+        raise PlatformError("INVALID_REQUEST", ErrorKind.INVALID, message, param="after") from None
+
+
+CurrentPaging = Annotated[Paging, Depends(get_paging)]

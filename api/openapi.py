@@ -1,0 +1,66 @@
+"""The description of the control API: FastAPI's, completed from the table of permissions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api.permissions import CallerKind, rule_of
+from api.schemas import Problem, problem_response
+
+SECURITY_SCHEMES: Mapping[str, Any] = {
+    "apiKey": {
+        "type": "http",
+        "scheme": "bearer",
+        "bearerFormat": "tg_…",
+        "description": "A tenant's API key.",
+    },
+    "operatorToken": {
+        "type": "http",
+        "scheme": "bearer",
+        "bearerFormat": "tgo_…",
+        "description": "An operator's token.",
+    },
+}
+_SCHEME_OF = {CallerKind.TENANT: "apiKey", CallerKind.OPERATOR: "operatorToken"}
+
+
+def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
+    """Add what the door and the frame answer on every such route."""
+    rule = rule_of(method, path)
+    statuses = []
+    if rule.caller is CallerKind.PUBLIC:
+        operation["security"] = []
+    else:
+        operation["security"] = [{_SCHEME_OF[rule.caller]: [rule.scope.value] if rule.scope else []}]
+        statuses += [401, 403, 503]
+    if "{" in path:
+        statuses.append(404)
+    if "requestBody" in operation:
+        statuses += [400, 413]
+    responses = operation["responses"]
+    if "422" in responses:
+        responses["422"] = problem_response(422)
+        statuses.append(400)
+    for status in statuses:
+        responses.setdefault(str(status), problem_response(status))
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI document, made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, summary=app.summary, description=app.description, routes=app.routes
+        )
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                _complete(method.upper(), path, operation)
+        components = document.setdefault("components", {})
+        schemas = components.setdefault("schemas", {})
+        schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(unused, None)
+        components["securitySchemes"] = dict(SECURITY_SCHEMES)
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,81 @@
+"""What the resources of the control API share: strict shapes, errors, pages."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+
+from tenants.types import BillingMode, Scope, Status
+
+Name = Annotated[
+    str,
+    StringConstraints(
+        min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f\s]([^\x00-\x1f\x7f]*[^\x00-\x1f\x7f\s])?$"
+    ),
+    Field(description="1 to 120 printable characters, without spaces at the ends."),
+]
+Amount = Annotated[
+    str,
+    StringConstraints(pattern=r"^-?[0-9]{1,26}(\.[0-9]{1,12})?$"),
+    Field(description="An amount of money: a decimal with at most 12 decimals, as a string.", examples=["12.50"]),
+]
+Limit = Annotated[int, Field(ge=0, le=1_000_000, description="0 means none.")]
+RateLimit = Annotated[int, Field(ge=0, le=10_000_000, description="Requests per minute; 0 means no limit.")]
+CurrencyCode = Literal["USD", "CNY"]
+TierName = Literal["batch", "standard", "priority"]
+ScopeName = Annotated[Scope, Field(strict=False)]
+StatusName = Annotated[Status, Field(strict=False)]
+BillingModeName = Annotated[BillingMode, Field(strict=False)]
+Instant = Annotated[AwareDatetime, Field(strict=False)]
+
+
+class Input(BaseModel):
+    """A body: nothing unknown, nothing coerced, nothing quoted back in an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class Output(BaseModel):
+    """An answer."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Problem(Output):
+    """What went wrong, as RFC 9457 problem+json. Programs switch on `code`."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    code: str = Field(examples=["NOT_FOUND"])
+    detail: str
+    request_id: str
+    param: str | None = None
+    errors: list[dict[str, str]] | None = Field(None, description="Each rule that the request breaks.")
+
+
+_MEANING = {
+    400: "The request cannot be understood.",
+    401: "No valid credential.",
+    403: "The credential may not do this.",
+    404: "There is no such thing, or it is somebody else's.",
+    409: "It conflicts with what is there.",
+    413: "The body is too large.",
+    422: "The request breaks a rule of the schema; `errors` names each.",
+    503: "A part of the platform is away; see Retry-After.",
+}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the `responses=` of a route for these error statuses."""
+    return {status: problem_response(status) for status in statuses}
+
+
+def problem_response(status: int) -> dict[str, Any]:
+    content: Mapping[str, Any] = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    headers = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}} if status in {429, 503} else {}
+    return {
+        "description": _MEANING[status],
+        "content": {"application/problem+json": content},
+        **({"headers": headers} if headers else {}),
+    }

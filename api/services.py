@@ -1,0 +1,28 @@
+"""What the control plane's routes work with: built once in `api.app`, found through the request."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from core.clock import Clock
+from core.db import Sessions
+from core.resp import RespClient
+from core.settings import Settings
+from core.telemetry import HttpMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """One per process."""
+
+    settings: Settings
+    sessions: Sessions
+    valkey: RespClient
+    clock: Clock
+    pepper: bytes
+    metrics: HttpMetrics
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services

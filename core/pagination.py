@@ -1,0 +1,25 @@
+"""Pages of a list: newest first, bounded, continued after the last id seen."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+from uuid import UUID
+
+LIMIT_DEFAULT = 50
+LIMIT_MAX = 200
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """At most `limit` items; `next_after` is the id to continue after, None at the end."""
+
+    items: Sequence[T]
+    next_after: UUID | None
+
+
+def page_of(found: Sequence[T], limit: int, id_of: Callable[[T], UUID]) -> Page[T]:
+    """Cut what was found with `limit + 1` down to a page."""
+    items = found[:limit]
+    return Page(items, id_of(items[-1]) if len(found) > limit else None)

@@ -1,0 +1,199 @@
+"""Every route, every sort of caller: one table decides, and it is complete."""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+
+from api.app import ROUTERS, create_app
+from api.guard import GuardedRoute
+from api.permissions import RULES, CallerKind, Rule, rule_of
+from api.services import Services
+from core import db
+from core.clock import SystemClock
+from tenants import api_keys, operators, projects, tenants
+from tenants.types import KeyLimits, Scope
+from tests.factories.tenants import PEPPER, Customer, customer
+from tests.integration.control.conftest import Client
+
+ALL_SCOPES = KeyLimits(scopes=frozenset(Scope))
+WELL_FORMED_ID = "0" * 32
+PREFIXES = {
+    "tenant_id": "ten",
+    "project_id": "prj",
+    "key_id": "key",
+    "generation_id": "gen",
+    "model_id": "mdl",
+    "version_id": "mver",
+    "deployment_id": "dep",
+    "book_id": "pbk",
+}
+
+
+def _path(template: str, **known: str) -> str:
+    """Fill a template: known ids as given, the others well-formed and of nothing."""
+    return re.sub(
+        r"\{(\w+)\}",
+        lambda match: known.get(match[1]) or f"{PREFIXES.get(match[1], 'x')}_{WELL_FORMED_ID}",
+        template,
+    )
+
+
+def _routes() -> Iterator[tuple[str, str, Rule]]:
+    for router in ROUTERS:
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            for method in sorted(route.methods or ()):
+                yield method, route.path_format, rule_of(method, route.path_format)
+
+
+ROUTES = sorted(_routes(), key=lambda route: route[:2])
+GUARDED = [route for route in ROUTES if route[2].caller is not CallerKind.PUBLIC]
+
+
+def test_the_table_and_the_routes_are_the_same_set(services: Services) -> None:
+    assert {(method, path) for method, path, _ in ROUTES} == set(RULES)
+    described = create_app(services).openapi()["paths"]
+    assert {(m.upper(), path) for path, item in described.items() for m in item} == set(RULES)
+
+
+def test_every_route_has_the_door() -> None:
+    for router in ROUTERS:
+        assert all(isinstance(route, GuardedRoute) for route in router.routes)
+
+
+def test_a_route_without_a_rule_does_not_start() -> None:
+    async def surprise() -> None: ...
+
+    with pytest.raises(LookupError, match=r"GET /api/v1/surprise has no rule"):
+        GuardedRoute("/api/v1/surprise", surprise, methods=["GET"])
+
+
+def test_every_change_has_an_action_and_no_read_has_one() -> None:
+    for method, path, rule in ROUTES:
+        assert bool(rule.action) == (method != "GET"), (method, path)
+
+
+async def _every(client: Client, headers: dict[str, str] | None = None) -> list[tuple[str, str, httpx.Response]]:
+    """Call every guarded route with a body that no schema allows: the door must answer before it is looked at."""
+    return [
+        (method, path, await client.call(method, _path(path), content=b"{not json", headers=headers or {}))
+        for method, path, _ in GUARDED
+    ]
+
+
+async def test_without_a_credential_every_route_answers_401(anonymous: Client) -> None:
+    for method, path, answer in await _every(anonymous):
+        assert answer.status_code == 401, (method, path, answer.text)
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.json()["code"] == "INVALID_API_KEY"
+
+
+async def test_what_is_no_credential_of_ours_answers_401(anonymous: Client) -> None:
+    for text in (
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic dTpw",
+        "Bearer nonsense",
+        "Bearer tg_x",
+        f"Bearer tg_{'0' * 46}",
+        "tg_x",
+    ):
+        answer = await anonymous.get("/api/v1/admin/tenants", headers={"authorization": text})
+        assert answer.status_code == 401, text
+
+
+async def test_unknown_but_well_formed_credentials_answer_401(anonymous: Client) -> None:
+    for credential in (api_keys.mint(), operators.mint()):
+        for method, path, answer in await _every(anonymous.acting_as(credential)):
+            assert answer.status_code == 401, (method, path)
+
+
+async def test_a_credential_of_the_wrong_kind_answers_403(
+    anonymous: Client, admin: Client, sessions: db.Sessions
+) -> None:
+    made = await customer(sessions, ALL_SCOPES)
+    tenant = anonymous.acting_as(made.secret)
+    for kind, client in ((CallerKind.OPERATOR, tenant), (CallerKind.TENANT, admin)):
+        for method, path, rule in GUARDED:
+            if rule.caller is kind:
+                answer = await client.call(method, _path(path, tenant_id=f"ten_{made.tenant.id.hex}"))
+                assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), (method, path)
+
+
+async def test_a_key_without_the_scope_answers_403(anonymous: Client, sessions: db.Sessions) -> None:
+    made = await customer(sessions, KeyLimits(scopes=frozenset({Scope.INFERENCE})))
+    client = anonymous.acting_as(made.secret)
+    for method, path, rule in GUARDED:
+        if rule.scope is Scope.USAGE_READ:
+            answer = await client.call(method, _path(path))
+            assert (answer.status_code, answer.json()["code"]) == (403, "SCOPE_MISSING"), (method, path)
+
+
+async def test_ids_of_nothing_and_of_others_look_alike(admin: Client, sessions: db.Sessions) -> None:
+    mine, theirs = await customer(sessions), await customer(sessions)
+    of_mine = {
+        "tenant_id": f"ten_{mine.tenant.id.hex}",
+        "project_id": f"prj_{mine.project.id.hex}",
+        "key_id": f"key_{mine.key.id.hex}",
+    }
+    bodies = {"PATCH": {"rpm_limit": 1}, "POST": {"name": "x"}}
+    for method, path, _ in GUARDED:
+        for name in re.findall(r"\{(project_id|key_id)\}", path):
+            theirs_id = {"project_id": f"prj_{theirs.project.id.hex}", "key_id": f"key_{theirs.key.id.hex}"}[name]
+            of_nothing = await admin.call(
+                method, _path(path, **{**of_mine, name: f"{PREFIXES[name]}_{WELL_FORMED_ID}"}), json=bodies.get(method)
+            )
+            of_others = await admin.call(method, _path(path, **{**of_mine, name: theirs_id}), json=bodies.get(method))
+            assert of_nothing.status_code == of_others.status_code == 404, (method, path, of_others.text)
+            alike = [{k: v for k, v in a.json().items() if k != "request_id"} for a in (of_nothing, of_others)]
+            assert alike[0] == alike[1]
+
+
+async def test_ids_of_another_shape_are_not_found(admin: Client) -> None:
+    for text in ("nonsense", "ten_", "prj_" + WELL_FORMED_ID, "ten_" + "z" * 32, "ten_%00", "%2e%2e"):
+        assert (await admin.get(f"/api/v1/admin/tenants/{text}")).status_code == 404, text
+
+
+async def _dead(sessions: db.Sessions, made: Customer, how: str) -> None:
+    async with db.transaction(sessions) as session:
+        if how == "revoked":
+            await api_keys.revoke(session, made.tenant.id, made.key.id, clock=SystemClock())
+        elif how == "tenant":
+            await tenants.suspend(session, made.tenant.id)
+        elif how == "project":
+            await projects.suspend(session, made.tenant.id, made.project.id)
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "code"),
+    [
+        ("revoked", 401, "KEY_REVOKED"),
+        ("expired", 401, "KEY_EXPIRED"),
+        ("tenant", 403, "TENANT_SUSPENDED"),
+        ("project", 403, "PROJECT_SUSPENDED"),
+    ],
+)
+async def test_dead_keys_are_refused_by_their_reason(
+    anonymous: Client, sessions: db.Sessions, how: str, status: int, code: str
+) -> None:
+    expires = datetime.now(UTC) - timedelta(seconds=1) if how == "expired" else None
+    made = await customer(sessions, KeyLimits(scopes=frozenset(Scope), expires_at=expires))
+    await _dead(sessions, made, how)
+    answer = await anonymous.acting_as(made.secret).get("/api/v1/admin/tenants")
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+async def test_a_disabled_operator_is_locked_out(admin: Client, anonymous: Client, sessions: db.Sessions) -> None:
+    async with db.transaction(sessions) as session:
+        made = await operators.create(session, name="leaver")
+        token = await operators.issue_token(session, made.id, pepper=PEPPER)
+    assert (await anonymous.acting_as(token).get("/api/v1/admin/tenants")).status_code == 200
+    async with db.transaction(sessions) as session:
+        await operators.disable(session, made.id, clock=SystemClock())
+    assert (await anonymous.acting_as(token).get("/api/v1/admin/tenants")).status_code == 401
+    assert (await admin.get("/api/v1/admin/tenants")).status_code == 200
