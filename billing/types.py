@@ -73,3 +73,42 @@ class UsageEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     upstream_id: str = ""
     quarantine: str = ""  # why it must not be billed automatically, e.g. a negative part in the engine's usage
     raw_usage: str = ""  # the engine's own usage object, when it went to quarantine
+
+
+class Meter(StrEnum):
+    """What has a unit price."""
+
+    INPUT = "input"
+    CACHED_INPUT = "cached_input"  # the input price where none is given
+    CACHE_WRITE = "cache_write"  # the input price where none is given
+    OUTPUT = "output"
+    REASONING = "reasoning"  # the output price where none is given
+    REQUEST = "request"  # per request; 0 where none is given
+
+
+class PriceItem(msgspec.Struct, frozen=True, order=True):
+    """One unit price in whole pico: per token, or per request for `Meter.REQUEST`."""
+
+    model_id: UUID
+    tier: Tier
+    meter: Meter
+    unit_price_pico: int
+    tenant_id: UUID | None = None  # set: this tenant's own price, instead of the list's
+
+
+class BillingMode(StrEnum):
+    """How a tenant pays."""
+
+    PREPAID = "prepaid"  # out of credit bought before
+    POSTPAID = "postpaid"  # by invoice, up to a limit
+
+
+class Balance(msgspec.Struct, frozen=True):
+    """What a tenant may still spend by the ledger; holds and unposted usage are not in it. Pico."""
+
+    tenant_id: UUID
+    currency: Currency
+    mode: BillingMode
+    available_pico: int
+    credit_limit_pico: int
+    version: int

@@ -1,0 +1,72 @@
+"""This package's errors."""
+
+from uuid import UUID
+
+from core.errors import ErrorKind, PlatformError
+from core.ids import IdKind, format_id
+
+
+def no_account(tenant_id: UUID) -> PlatformError:
+    name = format_id(IdKind.TENANT, tenant_id)
+    return PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, f"The tenant {name} has no account here.")
+
+
+def account_differs(tenant_id: UUID) -> PlatformError:
+    name = format_id(IdKind.TENANT, tenant_id)
+    return PlatformError(
+        "ACCOUNT_EXISTS",
+        ErrorKind.CONFLICT,
+        f"The tenant {name} has an account already, in another currency or way of paying. Neither can change.",
+    )
+
+
+def key_reused() -> PlatformError:
+    return PlatformError(
+        "IDEMPOTENCY_KEY_REUSED",
+        ErrorKind.CONFLICT,
+        "This idempotency key came with other values before. Send the same values, or a new key.",
+        param="idempotency_key",
+    )
+
+
+def invalid_amount(message: str) -> PlatformError:
+    return PlatformError("INVALID_AMOUNT", ErrorKind.INVALID, message, param="amount")
+
+
+def not_prepaid() -> PlatformError:
+    return PlatformError(
+        "NOT_PREPAID", ErrorKind.CONFLICT, "This tenant pays by invoice; only prepaid tenants have credit to top up."
+    )
+
+
+def invalid_price(message: str) -> PlatformError:
+    return PlatformError("INVALID_PRICE", ErrorKind.INVALID, message, param="items")
+
+
+def no_book(book_id: UUID) -> PlatformError:
+    name = format_id(IdKind.PRICE_BOOK, book_id)
+    return PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, f"There is no price book {name}.")
+
+
+def no_version(version_id: UUID) -> PlatformError:
+    name = format_id(IdKind.PRICE_VERSION, version_id)
+    return PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, f"There is no price version {name}.")
+
+
+def book_exists(currency: str) -> PlatformError:
+    return PlatformError(
+        "BOOK_EXISTS", ErrorKind.CONFLICT, f"There is a price book in {currency} already; publish a new version of it."
+    )
+
+
+def already_published(version_id: UUID) -> PlatformError:
+    name = format_id(IdKind.PRICE_VERSION, version_id)
+    return PlatformError(
+        "PRICE_VERSION_PUBLISHED",
+        ErrorKind.CONFLICT,
+        f"The price version {name} is published and cannot change. Make a new draft.",
+    )
+
+
+def invalid_instant(message: str) -> PlatformError:
+    return PlatformError("INVALID_EFFECTIVE_AT", ErrorKind.INVALID, message, param="effective_at")

@@ -1,0 +1,167 @@
+"""The price book: one list per currency, published in versions that never change.
+
+A version is the whole list from its effective instant until the next one's. A draft therefore begins as a copy of the
+last published version, so that publishing one new price drops no other.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing import errors, queries
+from billing.price_table import (
+    EMPTY_TABLE,
+    PriceTable,
+    PublishedVersion,
+    VersionPrices,
+    content_sha256,
+    instant_us,
+    price_text,
+    unit_price_pico,
+)
+from billing.tables import PriceBookRow, PriceVersionRow
+from billing.types import PriceItem
+from core.db import record_config_change
+from core.ids import new_uuid
+from core.money import Currency
+
+__all__ = [
+    "EMPTY_TABLE",
+    "PriceTable",
+    "create_book",
+    "create_draft",
+    "list_books",
+    "list_items",
+    "list_versions",
+    "load_table",
+    "load_version",
+    "price_text",
+    "publish",
+    "put_items",
+    "unit_price_pico",
+]
+
+CONFIG_KIND = "prices"
+ITEMS_MAX = 20_000
+
+
+async def create_book(session: AsyncSession, name: str, currency: Currency) -> UUID:
+    """Create the book of a currency.
+
+    Raises:
+        PlatformError: BOOK_EXISTS, the currency has one.
+    """
+    book_id = new_uuid()
+    if not await queries.insert_book(session, book_id, name, currency):
+        raise errors.book_exists(currency.value)
+    return book_id
+
+
+async def list_books(session: AsyncSession) -> Sequence[PriceBookRow]:
+    return await queries.books(session)
+
+
+async def list_versions(session: AsyncSession, book_id: UUID) -> Sequence[PriceVersionRow]:
+    """Return the newest 500 versions of a book, newest first."""
+    if await queries.book(session, book_id) is None:
+        raise errors.no_book(book_id)
+    return await queries.versions(session, book_id)
+
+
+async def list_items(session: AsyncSession, version_id: UUID) -> list[PriceItem]:
+    if await queries.version(session, version_id) is None:
+        raise errors.no_version(version_id)
+    return await queries.items(session, version_id)
+
+
+async def create_draft(
+    session: AsyncSession, book_id: UUID, items: Sequence[PriceItem], *, complete: bool = False, note: str = ""
+) -> UUID:
+    """Create a draft: the last published list with `items` on top, or `items` alone when they are `complete`.
+
+    Raises:
+        PlatformError: NOT_FOUND, INVALID_PRICE.
+    """
+    if await queries.book(session, book_id) is None:
+        raise errors.no_book(book_id)
+    version_id = new_uuid()
+    last = None if complete else await queries.last_published(session, book_id)
+    await queries.insert_version(session, version_id, book_id, note)
+    if last is not None:
+        await queries.copy_items(session, last, version_id)
+    await put_items(session, version_id, items)
+    return version_id
+
+
+async def put_items(session: AsyncSession, version_id: UUID, items: Sequence[PriceItem]) -> None:
+    """Set prices of a draft, each instead of one for the same model, tier, meter and tenant.
+
+    Raises:
+        PlatformError: NOT_FOUND, PRICE_VERSION_PUBLISHED, INVALID_PRICE.
+    """
+    version = await queries.lock_version(session, version_id)
+    if version is None:
+        raise errors.no_version(version_id)
+    if version.state != "draft":
+        raise errors.already_published(version_id)
+    if len(items) > ITEMS_MAX:
+        raise errors.invalid_price(f"A call sets at most {ITEMS_MAX} prices.")
+    await queries.put_items(session, version_id, items)
+
+
+async def publish(
+    session: AsyncSession, version_id: UUID, *, now: datetime, effective_at: datetime | None = None
+) -> PriceVersionRow:
+    """Publish a draft for good, in force from `effective_at` (now when None) on; gateways are told.
+
+    Raises:
+        PlatformError: NOT_FOUND, PRICE_VERSION_PUBLISHED, INVALID_PRICE (empty, or an incomplete price),
+            INVALID_EFFECTIVE_AT (in the past, or taken by another version).
+    """
+    version = await queries.lock_version(session, version_id)
+    if version is None:
+        raise errors.no_version(version_id)
+    if version.state != "draft":
+        raise errors.already_published(version_id)
+    if effective_at is not None and (effective_at.tzinfo is None or effective_at < now):
+        raise errors.invalid_instant("Prices take effect now or later, at an instant with a time zone.")
+    instant = effective_at or now
+    book = await queries.book(session, version.book_id)
+    items = await queries.items(session, version_id)
+    if book is None or not items:
+        raise errors.invalid_price("The draft has no prices.")
+    currency = Currency(book.currency)
+    VersionPrices(version_id, currency, items)  # refuses an incomplete price
+    facts = PublishedVersion(version_id, book.id, currency, instant, tuple(items))
+    try:
+        await queries.publish_version(session, version_id, instant, now, content_sha256(facts))
+    except IntegrityError as error:
+        if queries.is_unique_violation(error):
+            raise errors.invalid_instant("Another version of this book takes effect at that instant.") from error
+        raise
+    await record_config_change(session, CONFIG_KIND, version_id)
+    await session.refresh(version)
+    return version
+
+
+async def load_table(session: AsyncSession, now: datetime) -> PriceTable:
+    """Return the prices in force at `now` and those to come."""
+    versions = []
+    for row in await queries.versions_in_force(session, now):
+        items = await queries.items(session, row.id)
+        versions.append((instant_us(row.effective_at), VersionPrices(row.id, Currency(row.currency), items)))
+    return PriceTable(versions, as_of_us=instant_us(now))
+
+
+async def load_version(session: AsyncSession, version_id: UUID) -> VersionPrices | None:
+    """Return the prices of one published version, for rating again; None when there is none."""
+    version = await queries.version(session, version_id)
+    if version is None or version.state != "published":
+        return None
+    book = await queries.book(session, version.book_id)
+    if book is None:
+        return None
+    return VersionPrices(version_id, Currency(book.currency), await queries.items(session, version_id))

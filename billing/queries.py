@@ -1,0 +1,301 @@
+"""Queries of prices, accounts and usage. What a tenant owns takes `tenant_id` first; posting has its own file."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, select, text, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.tables import PriceBookRow, PriceItemRow, PriceVersionRow
+from billing.types import Balance, BillingMode, Meter, PriceItem
+from core.money import Currency
+from core.tiers import Tier
+
+UNIQUE_VIOLATION = "23505"
+PAGE_MAX = 500
+
+
+def is_unique_violation(error: IntegrityError) -> bool:
+    return getattr(error.orig, "sqlstate", None) == UNIQUE_VIOLATION
+
+
+# Prices
+
+
+async def insert_book(session: AsyncSession, book_id: UUID, name: str, currency: Currency) -> bool:
+    """Insert the book; False when its currency has one."""
+    statement = """
+        INSERT INTO price_book (id, name, currency) VALUES (:id, :name, :currency)
+        ON CONFLICT (currency) DO NOTHING RETURNING id
+    """
+    row = await session.execute(text(statement), {"id": book_id, "name": name, "currency": currency.value})
+    return row.first() is not None
+
+
+async def book(session: AsyncSession, book_id: UUID) -> PriceBookRow | None:
+    return await session.get(PriceBookRow, book_id)
+
+
+async def books(session: AsyncSession) -> Sequence[PriceBookRow]:
+    return (await session.scalars(select(PriceBookRow).order_by(PriceBookRow.currency))).all()
+
+
+async def insert_version(session: AsyncSession, version_id: UUID, book_id: UUID, note: str) -> None:
+    statement = "INSERT INTO price_version (id, book_id, note) VALUES (:id, :book, :note)"
+    await session.execute(text(statement), {"id": version_id, "book": book_id, "note": note})
+
+
+async def version(session: AsyncSession, version_id: UUID) -> PriceVersionRow | None:
+    return await session.get(PriceVersionRow, version_id, populate_existing=True)
+
+
+async def lock_version(session: AsyncSession, version_id: UUID) -> PriceVersionRow | None:
+    statement = select(PriceVersionRow).where(PriceVersionRow.id == version_id).with_for_update()
+    return (await session.scalars(statement.execution_options(populate_existing=True))).one_or_none()
+
+
+async def versions(session: AsyncSession, book_id: UUID) -> Sequence[PriceVersionRow]:
+    """Return the newest versions of a book, at most a page."""
+    statement = select(PriceVersionRow).where(PriceVersionRow.book_id == book_id)
+    return (await session.scalars(statement.order_by(PriceVersionRow.id.desc()).limit(PAGE_MAX))).all()
+
+
+async def last_published(session: AsyncSession, book_id: UUID) -> UUID | None:
+    """Return the published version with the latest effective instant, be it to come."""
+    statement = (
+        select(PriceVersionRow.id)
+        .where(PriceVersionRow.book_id == book_id, PriceVersionRow.state == "published")
+        .order_by(PriceVersionRow.effective_at.desc())
+        .limit(1)
+    )
+    return (await session.scalars(statement)).one_or_none()
+
+
+async def copy_items(session: AsyncSession, source: UUID, target: UUID) -> None:
+    statement = """
+        INSERT INTO price_item (version_id, model_id, tier, meter, tenant_id, unit_price_pico)
+        SELECT :target, model_id, tier, meter, tenant_id, unit_price_pico FROM price_item WHERE version_id = :source
+    """
+    await session.execute(text(statement), {"source": source, "target": target})
+
+
+async def put_items(session: AsyncSession, version_id: UUID, items: Sequence[PriceItem]) -> None:
+    """Insert the items, each instead of one for the same model, tier, meter and tenant."""
+    statement = """
+        INSERT INTO price_item (version_id, model_id, tier, meter, tenant_id, unit_price_pico)
+        VALUES (:version, :model, :tier, :meter, :tenant, :price)
+        ON CONFLICT (version_id, model_id, tier, meter, tenant_id)
+        DO UPDATE SET unit_price_pico = excluded.unit_price_pico
+    """
+    rows = [
+        {
+            "version": version_id,
+            "model": item.model_id,
+            "tier": int(item.tier),
+            "meter": item.meter.value,
+            "tenant": item.tenant_id,
+            "price": item.unit_price_pico,
+        }
+        for item in items
+    ]
+    if rows:
+        await session.execute(text(statement), rows)
+
+
+async def items(session: AsyncSession, version_id: UUID) -> list[PriceItem]:
+    rows = await session.scalars(select(PriceItemRow).where(PriceItemRow.version_id == version_id))
+    return sorted(
+        (PriceItem(r.model_id, Tier(r.tier), Meter(r.meter), r.unit_price_pico, r.tenant_id) for r in rows),
+        key=lambda item: (item.model_id, item.tier, item.meter, item.tenant_id is not None, str(item.tenant_id)),
+    )
+
+
+async def publish_version(
+    session: AsyncSession, version_id: UUID, effective_at: datetime, published_at: datetime, sha256: bytes
+) -> None:
+    await session.execute(
+        update(PriceVersionRow)
+        .where(PriceVersionRow.id == version_id)
+        .values(state="published", effective_at=effective_at, published_at=published_at, content_sha256=sha256)
+    )
+
+
+async def versions_in_force(session: AsyncSession, now: datetime) -> Sequence[Row[Any]]:
+    """Return id, currency and effective instant of each book's version in force and of those to come."""
+    statement = """
+        SELECT v.id, b.currency, v.effective_at FROM price_version v JOIN price_book b ON b.id = v.book_id
+        WHERE v.state = 'published' AND v.effective_at >= coalesce(
+            (SELECT max(w.effective_at) FROM price_version w
+             WHERE w.book_id = v.book_id AND w.state = 'published' AND w.effective_at <= :now), v.effective_at)
+    """
+    return (await session.execute(text(statement), {"now": now})).all()
+
+
+# Accounts
+
+
+async def insert_account(
+    session: AsyncSession, account_id: UUID, tenant_id: UUID | None, *, code: str, currency: Currency, normal: str
+) -> UUID:
+    """Insert an account with an unbounded balance of 0 unless it exists; returns the id it has."""
+    statement = """
+        WITH made AS (
+            INSERT INTO ledger_account (id, tenant_id, code, currency, normal)
+            VALUES (:id, :tenant, :code, :currency, :normal) ON CONFLICT DO NOTHING RETURNING id
+        ), balance AS (INSERT INTO ledger_balance (account_id) SELECT id FROM made)
+        SELECT id FROM made
+    """
+    values = {"id": account_id, "tenant": tenant_id, "code": code, "currency": currency.value, "normal": normal}
+    made = (await session.execute(text(statement), values)).scalar_one_or_none()
+    if made is not None:
+        return account_id
+    find = """
+        SELECT id FROM ledger_account
+        WHERE tenant_id IS NOT DISTINCT FROM CAST(:tenant AS uuid) AND code = :code AND currency = :currency
+    """
+    found: UUID = (await session.execute(text(find), values)).scalar_one()
+    return found
+
+
+async def insert_bounded_account(
+    session: AsyncSession,
+    account_id: UUID,
+    tenant_id: UUID,
+    *,
+    code: str,
+    currency: Currency,
+    normal: str,
+    credit_limit: int,
+) -> None:
+    statement = """
+        WITH made AS (
+            INSERT INTO ledger_account (id, tenant_id, code, currency, normal)
+            VALUES (:id, :tenant, :code, :currency, :normal) RETURNING id
+        )
+        INSERT INTO ledger_balance (account_id, bounded, credit_limit) SELECT id, true, :limit FROM made
+    """
+    values = {"id": account_id, "tenant": tenant_id, "code": code, "currency": currency.value, "normal": normal}
+    await session.execute(text(statement), {**values, "limit": credit_limit})
+
+
+async def insert_profile(session: AsyncSession, tenant_id: UUID, values: dict[str, Any]) -> None:
+    statement = """
+        INSERT INTO billing_profile (tenant_id, currency, mode, unbilled_account, revenue_account, overrun_account)
+        VALUES (:tenant, :currency, :mode, :unbilled_account, :revenue_account, :overrun_account)
+    """
+    await session.execute(text(statement), {"tenant": tenant_id, **values})
+
+
+async def insert_lot(session: AsyncSession, tenant_id: UUID, account_id: UUID, source: str) -> None:
+    statement = "INSERT INTO credit_lot (account_id, tenant_id, source) VALUES (:account, :tenant, :source)"
+    await session.execute(text(statement), {"account": account_id, "tenant": tenant_id, "source": source})
+
+
+async def lock_tenant(session: AsyncSession, tenant_id: UUID) -> None:
+    """Take the lock on a tenant's money before its first row exists."""
+    await session.execute(
+        text("SELECT pg_advisory_xact_lock(7481204, hashtext(CAST(:tenant AS text)))"), {"tenant": tenant_id}
+    )
+
+
+async def profile(session: AsyncSession, tenant_id: UUID) -> Row[Any] | None:
+    statement = "SELECT * FROM billing_profile WHERE tenant_id = :tenant"
+    return (await session.execute(text(statement), {"tenant": tenant_id})).one_or_none()
+
+
+async def paid_lot(session: AsyncSession, tenant_id: UUID) -> UUID:
+    statement = "SELECT account_id FROM credit_lot WHERE tenant_id = :tenant AND source = 'paid'"
+    account: UUID = (await session.execute(text(statement), {"tenant": tenant_id})).scalar_one()
+    return account
+
+
+async def transaction_of_key(session: AsyncSession, tenant_id: UUID, kind: str, key: str) -> Row[Any] | None:
+    statement = """
+        SELECT id, body_sha256 FROM ledger_tx WHERE tenant_id = :tenant AND kind = :kind AND idempotency_key = :key
+    """
+    values = {"tenant": tenant_id, "kind": kind, "key": key}
+    return (await session.execute(text(statement), values)).one_or_none()
+
+
+_BALANCES = """
+    SELECT p.tenant_id, p.currency, p.mode, p.version,
+           coalesce(sum(b.credit + b.credit_limit - b.debit), 0) AS available,
+           coalesce(sum(b.credit_limit), 0) AS credit_limit
+    FROM billing_profile p
+    LEFT JOIN credit_lot l ON l.tenant_id = p.tenant_id AND (l.expires_at IS NULL OR l.expires_at > now())
+    LEFT JOIN ledger_balance b ON b.account_id = coalesce(l.account_id, p.unbilled_account)
+    WHERE {where}
+    GROUP BY p.tenant_id ORDER BY p.tenant_id LIMIT :page
+"""
+
+
+def _balance(row: Row[Any]) -> Balance:
+    return Balance(
+        row.tenant_id,
+        Currency(row.currency),
+        BillingMode(row.mode),
+        int(row.available),
+        int(row.credit_limit),
+        row.version,
+    )
+
+
+async def balances(session: AsyncSession, tenant_ids: Sequence[UUID]) -> list[Balance]:
+    """Return what these tenants may spend; tenants without an account are left out."""
+    statement = text(_BALANCES.format(where="p.tenant_id = ANY(:tenants)"))
+    rows = await session.execute(statement, {"tenants": list(tenant_ids), "page": len(tenant_ids)})
+    return [_balance(row) for row in rows]
+
+
+async def balances_after(session: AsyncSession, last: UUID) -> list[Balance]:
+    """Return the next page of all tenants' balances, in the order of their ids."""
+    statement = text(_BALANCES.format(where="p.tenant_id > :last"))
+    rows = await session.execute(statement, {"last": last, "page": PAGE_MAX})
+    return [_balance(row) for row in rows]
+
+
+# Usage
+
+
+async def event(session: AsyncSession, tenant_id: UUID, event_id: UUID, day: datetime) -> Row[Any] | None:
+    statement = "SELECT * FROM usage_event WHERE tenant_id = :tenant AND id = :id AND day = CAST(:day AS date)"
+    values = {"tenant": tenant_id, "id": event_id, "day": day.date()}
+    return (await session.execute(text(statement), values)).one_or_none()
+
+
+async def quarantined(session: AsyncSession, tenant_id: UUID, event_id: UUID) -> Row[Any] | None:
+    statement = "SELECT * FROM usage_quarantine WHERE tenant_id = :tenant AND id = :id"
+    return (await session.execute(text(statement), {"tenant": tenant_id, "id": event_id})).one_or_none()
+
+
+async def settled_ids(session: AsyncSession, tenant_id: UUID, ids: Sequence[UUID], since: datetime) -> set[UUID]:
+    """Return those of `ids` that are posted or in quarantine; `since` is not later than the oldest id's day."""
+    statement = """
+        SELECT id FROM usage_event
+        WHERE tenant_id = :tenant AND id = ANY(:ids) AND day >= CAST(:since AS date)
+        UNION SELECT id FROM usage_quarantine WHERE tenant_id = :tenant AND id = ANY(:ids)
+    """
+    values = {"tenant": tenant_id, "ids": list(ids), "since": since.date()}
+    return set((await session.scalars(text(statement), values)).all())
+
+
+async def usage_by_day_and_model(
+    session: AsyncSession, tenant_id: UUID, *, zone: str, start: datetime, end: datetime, project_id: UUID | None
+) -> Sequence[Row[Any]]:
+    statement = """
+        SELECT CAST(minute AT TIME ZONE :zone AS date) AS day, model, currency,
+               sum(requests) AS requests,
+               sum(requests) FILTER (WHERE outcome = 'completed') AS completed,
+               sum(input_uncached) AS input_uncached, sum(input_cached) AS input_cached,
+               sum(input_cache_write) AS input_cache_write, sum(output) AS output, sum(reasoning) AS reasoning,
+               sum(amount_pico) AS amount_pico
+        FROM usage_rollup
+        WHERE tenant_id = :tenant AND minute >= :start AND minute < :end
+          AND (CAST(:project AS uuid) IS NULL OR project_id = :project)
+        GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT :page
+    """
+    values = {"tenant": tenant_id, "zone": zone, "start": start, "end": end, "project": project_id, "page": 50_000}
+    return (await session.execute(text(statement), values)).all()
