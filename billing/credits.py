@@ -1,0 +1,79 @@
+"""Prepaid credit: top up, and what is left."""
+
+from hashlib import sha256
+from uuid import UUID
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing import errors, ledger, posting_queries, queries
+from billing.ledger import Transaction, Transfer
+from billing.types import Balance, BillingMode
+from core.ids import new_uuid
+from core.money import Currency
+
+TOP_UP_MAX_PICO = 10**21  # a thousand million units
+KEY_MAX_CHARS = 200
+KIND = "top_up"
+
+
+class TopUp(msgspec.Struct, frozen=True):
+    """A top-up as posted; `replayed` when the same call was posted before."""
+
+    transaction_id: UUID
+    amount_pico: int
+    balance: Balance
+    replayed: bool
+
+
+async def top_up(
+    session: AsyncSession, tenant_id: UUID, amount_pico: int, *, idempotency_key: str, actor: str, note: str = ""
+) -> TopUp:
+    """Add paid credit, once per idempotency key. After the commit, call `credit_figures.refresh`.
+
+    Raises:
+        PlatformError: NOT_FOUND, NOT_PREPAID, INVALID_AMOUNT, IDEMPOTENCY_KEY_REUSED.
+    """
+    if not 0 < amount_pico <= TOP_UP_MAX_PICO:
+        raise errors.invalid_amount("A top-up is more than 0 and at most 1,000,000,000.")
+    if not 0 < len(idempotency_key) <= KEY_MAX_CHARS:
+        raise errors.invalid_amount(f"An idempotency key has 1 to {KEY_MAX_CHARS} characters.")
+    profiles = await posting_queries.lock_profiles(session, [tenant_id])
+    if not profiles:
+        raise errors.no_account(tenant_id)
+    if profiles[0].mode != BillingMode.PREPAID:
+        raise errors.not_prepaid()
+    body = sha256(f"{amount_pico}|{note}".encode()).digest()
+    before = await queries.transaction_of_key(session, tenant_id, KIND, idempotency_key)
+    if before is not None:
+        if before.body_sha256 != body:
+            raise errors.key_reused()
+        return TopUp(before.id, amount_pico, await balance(session, tenant_id), replayed=True)
+    currency = Currency(profiles[0].currency)
+    cash = await ledger.cash_account(session, currency)
+    lot = await queries.paid_lot(session, tenant_id)
+    transaction = Transaction(
+        new_uuid(),
+        tenant_id,
+        KIND,
+        currency,
+        (Transfer(cash, lot, amount_pico),),
+        idempotency_key,
+        body,
+        actor[:120],
+        note[:500],
+    )
+    await ledger.post(session, [transaction])
+    return TopUp(transaction.id, amount_pico, await balance(session, tenant_id), replayed=False)
+
+
+async def balance(session: AsyncSession, tenant_id: UUID) -> Balance:
+    """Return what the tenant may still spend by the ledger; usage not posted yet is not taken off.
+
+    Raises:
+        PlatformError: NOT_FOUND.
+    """
+    found = await queries.balances(session, [tenant_id])
+    if not found:
+        raise errors.no_account(tenant_id)
+    return found[0]

@@ -1,0 +1,155 @@
+"""Queries that write the ledger: set-based, one statement per table and batch."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import psycopg
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+if TYPE_CHECKING:
+    from billing.ledger import Transaction
+
+_EVENT_COLUMNS = (
+    "id, tenant_id, day, tx_id, project_id, key_id, model_id, version_id, deployment_id, price_version_id, model,"
+    " endpoint, tier, currency, outcome, count_source, stream, http_status, input_uncached, input_cached,"
+    " input_cache_write, output, reasoning, amount_pico, admitted_at, ended_at, queue_us, ttft_us, upstream_id"
+)
+
+
+async def lock_profiles(session: AsyncSession, tenant_ids: Iterable[UUID]) -> Sequence[Row[Any]]:
+    """Lock the tenants' money in the order of their ids, and return how they pay."""
+    statement = """
+        SELECT tenant_id, currency, mode, revenue_account, overrun_account FROM billing_profile
+        WHERE tenant_id = ANY(:tenants) ORDER BY tenant_id FOR NO KEY UPDATE
+    """
+    return (await session.execute(text(statement), {"tenants": sorted(tenant_ids)})).all()
+
+
+async def spendable(session: AsyncSession, tenant_ids: Iterable[UUID]) -> Sequence[Row[Any]]:
+    """Return the accounts usage takes from, in the order in which it does: tenant_id, account_id, available."""
+    statement = """
+        SELECT p.tenant_id, b.account_id, b.credit + b.credit_limit - b.debit AS available
+        FROM billing_profile p
+        LEFT JOIN credit_lot l ON l.tenant_id = p.tenant_id AND (l.expires_at IS NULL OR l.expires_at > now())
+        JOIN ledger_balance b ON b.account_id = coalesce(l.account_id, p.unbilled_account)
+        WHERE p.tenant_id = ANY(:tenants)
+        ORDER BY p.tenant_id, l.priority, b.account_id
+    """
+    return (await session.execute(text(statement), {"tenants": list(tenant_ids)})).all()
+
+
+async def insert_transactions(session: AsyncSession, transactions: Sequence["Transaction"]) -> None:
+    statement = """
+        INSERT INTO ledger_tx (id, tenant_id, kind, idempotency_key, body_sha256, actor, note)
+        SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:tenants AS uuid[]), CAST(:kinds AS text[]),
+            CAST(:keys AS text[]), CAST(:bodies AS bytea[]), CAST(:actors AS text[]), CAST(:notes AS text[]))
+    """
+    values: dict[str, list[Any]] = {
+        "ids": [t.id for t in transactions],
+        "tenants": [t.tenant_id for t in transactions],
+        "kinds": [t.kind for t in transactions],
+        "keys": [t.idempotency_key for t in transactions],
+        "bodies": [t.body_sha256 for t in transactions],
+        "actors": [t.actor for t in transactions],
+        "notes": [t.note for t in transactions],
+    }
+    await session.execute(text(statement), values)
+    rows = [
+        (t.id, seq, transfer.debit, transfer.credit, t.currency.value, transfer.amount)
+        for t in transactions
+        for seq, transfer in enumerate(t.transfers)
+    ]
+    if not rows:
+        return
+    statement = """
+        INSERT INTO ledger_transfer (tx_id, seq, debit_account, credit_account, currency, amount)
+        SELECT * FROM unnest(CAST(:tx AS uuid[]), CAST(:seq AS smallint[]), CAST(:debit AS uuid[]),
+            CAST(:credit AS uuid[]), CAST(:currency AS text[]), CAST(:amount AS numeric[]))
+    """
+    names = ("tx", "seq", "debit", "credit", "currency", "amount")
+    await session.execute(text(statement), dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+
+
+async def move_balances(session: AsyncSession, moves: Mapping[UUID, Sequence[int]]) -> None:
+    """Add to debit and credit of each account. The limit check of the table refuses what a bound does not allow."""
+    statement = """
+        UPDATE ledger_balance b SET debit = b.debit + m.debit, credit = b.credit + m.credit
+        FROM unnest(CAST(:accounts AS uuid[]), CAST(:debits AS numeric[]), CAST(:credits AS numeric[]))
+             AS m (account_id, debit, credit)
+        WHERE b.account_id = m.account_id
+    """
+    if moves:
+        values = {
+            "accounts": list(moves),
+            "debits": [debit for debit, _ in moves.values()],
+            "credits": [credit for _, credit in moves.values()],
+        }
+        await session.execute(text(statement), values)
+
+
+async def raise_versions(session: AsyncSession, tenant_ids: Iterable[UUID]) -> None:
+    statement = "UPDATE billing_profile SET version = version + 1 WHERE tenant_id = ANY(:tenants)"
+    await session.execute(text(statement), {"tenants": list(tenant_ids)})
+
+
+async def ensure_partition(session: AsyncSession, day: date) -> bool:
+    """Make the partition of usage events of that day unless it is there; tells whether it made one."""
+    made: bool = (await session.execute(text("SELECT ensure_usage_partition(:day)"), {"day": day})).scalar_one()
+    return made
+
+
+async def copy_incoming(session: AsyncSession, lines: bytes) -> None:
+    """Load events, as lines of COPY's text format in the order of the columns, into a table of this transaction."""
+    await session.execute(
+        text(
+            "CREATE TEMPORARY TABLE IF NOT EXISTS incoming ON COMMIT DELETE ROWS AS"  # noqa: S608 - a constant
+            f" SELECT {_EVENT_COLUMNS} FROM usage_event WITH NO DATA"
+        )
+    )
+    connection = await (await session.connection()).get_raw_connection()
+    driver = connection.driver_connection
+    if not isinstance(driver, psycopg.AsyncConnection):
+        raise TypeError("COPY needs psycopg's own connection")
+    async with driver.cursor() as cursor, cursor.copy("COPY incoming FROM STDIN") as copy:
+        await copy.write(lines)
+
+
+_KEY = "tenant_id, minute, project_id, key_id, model_id, model, endpoint, tier, outcome, price_version_id"
+_SUMS = ("requests", "input_uncached", "input_cached", "input_cache_write", "output", "reasoning", "amount_pico")
+_INSERT_INCOMING = f"""
+    WITH inserted AS (
+        INSERT INTO usage_event ({_EVENT_COLUMNS}) SELECT {_EVENT_COLUMNS} FROM incoming
+        ON CONFLICT (tenant_id, id, day) DO NOTHING
+        RETURNING *
+    ), rolled AS (
+        INSERT INTO usage_rollup AS r ({_KEY}, currency, {", ".join(_SUMS)})
+        SELECT tenant_id, date_trunc('minute', admitted_at, 'UTC'), project_id, key_id, model_id, model, endpoint,
+               tier, outcome, price_version_id, min(currency), count(*), {", ".join(f"sum({c})" for c in _SUMS[1:])}
+        FROM inserted GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+        ON CONFLICT ({_KEY}) DO UPDATE SET {", ".join(f"{c} = r.{c} + excluded.{c}" for c in _SUMS)}
+    )
+    SELECT tenant_id, tx_id, count(*) AS events, sum(amount_pico) AS amount FROM inserted GROUP BY 1, 2
+"""  # noqa: S608 - built of constants
+
+
+async def insert_incoming(session: AsyncSession) -> Sequence[Row[Any]]:
+    """Insert the loaded events that are new, and add them to the rollup.
+
+    Returns:
+        per tenant and transaction id: how many were new, and their amount.
+    """
+    return (await session.execute(text(_INSERT_INCOMING))).all()
+
+
+async def insert_quarantine(session: AsyncSession, rows: Sequence[Mapping[str, Any]]) -> None:
+    statement = """
+        INSERT INTO usage_quarantine
+            (tenant_id, id, reason, amount_pico, admitted_at, model, outcome, raw_usage, payload)
+        VALUES (:tenant_id, :id, :reason, :amount_pico, :admitted_at, :model, :outcome, :raw_usage, :payload)
+        ON CONFLICT DO NOTHING
+    """
+    if rows:
+        await session.execute(text(statement), rows)
