@@ -62,6 +62,11 @@ def encode(event: UsageEvent) -> bytes:
     return FRAME.pack(size, zlib.crc32(payload, size)) + payload
 
 
+def encode_payload(event: UsageEvent) -> bytes:
+    """Return the event as a frame carries it."""
+    return _encoder.encode(event)
+
+
 def decode(payload: bytes) -> UsageEvent:
     """Return the event in `payload`.
 

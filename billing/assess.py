@@ -1,0 +1,125 @@
+"""Decides, pure, whether a usage event may be billed, and writes it as a line for COPY."""
+
+from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
+from uuid import UUID
+
+from billing import pricing
+from billing.price_table import VersionPrices
+from billing.types import UsageEvent
+from core.money import Currency, format_pico
+
+FIRST_DAY = date(2024, 1, 1).toordinal()  # as in ensure_usage_partition
+EPOCH_DAY = date(1970, 1, 1).toordinal()
+DAYS_AHEAD_MAX = 2
+MS_PER_DAY = 86_400_000
+BIGINT_MAX = 2**63 - 1
+TEXT_MAX_CHARS = 1000
+LAST_US = 253_402_300_799_999_999  # the end of the year 9999
+
+
+def day_number(event_id: UUID) -> int:
+    """Return the day of a UUIDv7 (proleptic ordinal, UTC): the partition of its event, whatever clock read it later."""
+    return (event_id.int >> 80) // MS_PER_DAY + EPOCH_DAY
+
+
+def day_in_range(day: int, today: int) -> bool:
+    """Whether events of that day are taken at all."""
+    return FIRST_DAY <= day <= today + DAYS_AHEAD_MAX
+
+
+def objection(event: UsageEvent, prices: VersionPrices | None, currency: Currency | None, today: int) -> str:
+    """Return why the event must not be billed by itself, or an empty text.
+
+    Args:
+        event: what the gateway wrote.
+        prices: the published version the event names; None when there is none.
+        currency: the tenant's; None when it has no account.
+        today: ordinal of the day.
+    """
+    if event.quarantine:
+        return event.quarantine[:TEXT_MAX_CHARS]
+    shape = _malformed(event, today)
+    if shape:
+        return shape
+    if currency is None:
+        return "the tenant has no account"
+    if event.currency is not currency:
+        return f"the tenant is billed in {currency.value}, the event is in {event.currency.value}"
+    return _misrated(event, prices)
+
+
+def _misrated(event: UsageEvent, prices: VersionPrices | None) -> str:
+    if prices is None:
+        return "no such price version is published"
+    schedule = prices.schedule(event.model_id, event.tier, event.tenant_id)
+    if schedule is None or prices.currency is not event.currency:
+        return "the price version has no price for this model, tier and currency"
+    try:
+        right = pricing.charge(event.usage, schedule, event.outcome)
+    except ValueError as error:
+        return str(error)
+    if right != event.amount_pico:
+        return f"the amount is {format_pico(event.amount_pico)}, the price version gives {format_pico(right)}"
+    return ""
+
+
+def _malformed(event: UsageEvent, today: int) -> str:
+    if event.id.version != 7:
+        return "the id is not a UUIDv7"
+    if not day_in_range(day_number(event.id), today):
+        return "the id's own time is out of range"
+    usage = event.usage
+    numbers = (
+        *(usage.input_uncached, usage.input_cached, usage.input_cache_write, usage.output, usage.reasoning),
+        *(event.amount_pico, event.admitted_at_us, event.ended_at_us, event.queue_us, event.ttft_us),
+    )
+    if min(numbers) < 0:
+        return "a number is negative"
+    if max(numbers) > BIGINT_MAX or max(event.admitted_at_us, event.ended_at_us) > LAST_US:
+        return "a number is too large"
+    if not 0 <= event.http_status <= 999:
+        return "the status is no HTTP status"
+    return ""
+
+
+def plain(value: str) -> str:
+    """Return text that Postgres takes: without NUL, bounded."""
+    return value[:TEXT_MAX_CHARS].replace("\0", "")
+
+
+_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": None})
+
+
+def _field(value: str) -> str:
+    if value.isascii() and value.isprintable() and "\\" not in value and len(value) <= TEXT_MAX_CHARS:
+        return value
+    return value[:TEXT_MAX_CHARS].translate(_ESCAPES)
+
+
+@lru_cache(maxsize=4096)
+def _second(second: int) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=second)).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def instant(us: int) -> str:
+    """Return a timestamptz as text, to the microsecond."""
+    return f"{_second(us // 1_000_000)}.{us % 1_000_000:06d}+00"
+
+
+@lru_cache(maxsize=64)
+def _day(number: int) -> str:
+    return date.fromordinal(number).isoformat()
+
+
+def copy_line(e: UsageEvent, tx: str) -> str:
+    """Return the event in COPY's text format, in the order of `posting_queries`' columns; `tx` is its transaction."""
+    u = e.usage
+    return (
+        f"{e.id.hex}\t{e.tenant_id.hex}\t{_day(day_number(e.id))}\t{tx}\t{e.project_id.hex}\t{e.key_id.hex}\t"
+        f"{e.model_id.hex}\t{e.version_id.hex}\t{e.deployment_id.hex}\t{e.price_version_id.hex}\t{_field(e.model)}\t"
+        f"{_field(e.endpoint)}\t{int(e.tier)}\t{e.currency.value}\t{e.outcome.value}\t{e.count_source.value}\t"
+        f"{'t' if e.stream else 'f'}\t{e.http_status}\t{u.input_uncached}\t{u.input_cached}\t{u.input_cache_write}\t"
+        f"{u.output}\t{u.reasoning}\t{e.amount_pico}\t{instant(e.admitted_at_us)}\t{instant(e.ended_at_us)}\t"
+        f"{e.queue_us}\t{e.ttft_us}\t{_field(e.upstream_id)}\n"
+    )

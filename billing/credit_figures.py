@@ -1,0 +1,206 @@
+"""The credit figures in Valkey that admission decides by. They can be rebuilt from ledger and spools at any time.
+
+``credit:<tenant>`` holds a (nano the ledger says may be spent), v (the ledger version it comes from) and o (the sum of
+``out:<tenant>``); ``out:<tenant>`` holds per request what is held or used and not yet posted. All amounts stay decimal
+strings or go through HINCRBY, because Lua's own numbers turn into rounded text from 1e14 on.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+
+from billing import metrics, queries
+from billing.spool_reader import SpoolReader
+from billing.types import Balance, UsageEvent
+from core import keyspace
+from core.clock import Clock
+from core.db import Sessions, transaction
+from core.ids import uuid7_time
+from core.money import nano_down, nano_up
+from core.resp import Part, RespClient, script
+
+IDS_PER_CALL = 500
+SPOOL_PAGE = 5000
+SCAN_ROUNDS_MAX = 40
+OUT_SUM_MAX = 20_000  # entries that one script call adds up
+SETTLED_AFTER_S = 120  # an entry so old is looked up in the ledger: its removal may have been lost
+
+# KEYS: credit, out. ARGV: a, v, then the requests that are posted. Idempotent: entries go once, figures only forward.
+SETTLE = script("""
+for i = 3, #ARGV do
+  local nano = redis.call('HGET', KEYS[2], ARGV[i])
+  if nano then
+    redis.call('HDEL', KEYS[2], ARGV[i])
+    if nano ~= '0' then redis.call('HINCRBY', KEYS[1], 'o', '-' .. nano) end
+  end
+end
+local known = redis.call('HGET', KEYS[1], 'v')
+if known and tonumber(known) < tonumber(ARGV[2]) then redis.call('HSET', KEYS[1], 'a', ARGV[1], 'v', ARGV[2]) end
+return 1
+""")
+
+# KEYS: credit, out. ARGV: a, v, '1' to set them even when v is not newer. Makes the figure when there is none.
+SET_FIGURE = script("""
+local known = redis.call('HGET', KEYS[1], 'v')
+if known and ARGV[3] ~= '1' and tonumber(known) >= tonumber(ARGV[2]) then return 0 end
+if redis.call('HEXISTS', KEYS[1], 'o') == 0 then
+  redis.call('HSET', KEYS[1], 'o', '0')
+  for _, nano in ipairs(redis.call('HVALS', KEYS[2])) do redis.call('HINCRBY', KEYS[1], 'o', nano) end
+end
+redis.call('HSET', KEYS[1], 'a', ARGV[1], 'v', ARGV[2])
+return 1
+""")
+
+# KEYS: credit, out. ARGV: request, nano, … Entries already there are left alone.
+REGISTER = script("""
+for i = 1, #ARGV, 2 do
+  if redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[i + 1]) == 1 then
+    redis.call('HINCRBY', KEYS[1], 'o', ARGV[i + 1])
+  end
+end
+return 1
+""")
+
+# KEYS: credit, out. ARGV: entries at most. Puts o right; answers what it was off by, in whole nano.
+RESUM = script("""
+if redis.call('HLEN', KEYS[2]) > tonumber(ARGV[1]) then return 0 end
+local sum = 0
+for _, nano in ipairs(redis.call('HVALS', KEYS[2])) do sum = sum + nano end
+local off = tonumber(redis.call('HGET', KEYS[1], 'o') or '0') - sum
+if off ~= 0 then redis.call('HSET', KEYS[1], 'o', string.format('%.0f', sum)) end
+return off
+""")
+
+
+class Drift(msgspec.Struct):
+    """What a reconciliation found and put right."""
+
+    tenants: int = 0
+    figures: int = 0  # a that did not come from the ledger's present balance
+    figures_nano: int = 0  # their differences, without sign
+    leftovers: int = 0  # entries of requests that are posted already
+    sums: int = 0  # o that was not the sum of its entries
+
+
+def _keys(tenant_id: UUID) -> tuple[str, str]:
+    return keyspace.credit(tenant_id), keyspace.outstanding(tenant_id)
+
+
+async def set_figure(client: RespClient, balance: Balance, *, force: bool = False) -> None:
+    """Make or move forward a tenant's figure."""
+    arguments: tuple[Part, ...] = (nano_down(balance.available_pico), balance.version, "1" if force else "")
+    await client.eval(SET_FIGURE, _keys(balance.tenant_id), arguments)
+
+
+async def refresh(client: RespClient, sessions: Sessions, tenant_id: UUID) -> None:
+    """Bring a tenant's figure up to its ledger balance, e.g. after a top-up was committed.
+
+    Raises:
+        RespUnavailable: Valkey is away; the minute's reconciliation will do it.
+    """
+    async with transaction(sessions) as session:
+        balances = await queries.balances(session, [tenant_id])
+    for balance in balances:
+        await set_figure(client, balance)
+
+
+def make_loader(sessions: Sessions, client: RespClient) -> Callable[[UUID], Awaitable[None]]:
+    """Return the `credit_loader` of admission: sets the figure of a tenant that has none there.
+
+    A tenant without an account gets a figure of 0, so that it is refused and not asked for again and again.
+    """
+
+    async def load(tenant_id: UUID) -> None:
+        async with transaction(sessions) as session:
+            balances = await queries.balances(session, [tenant_id])
+        if balances:
+            await set_figure(client, balances[0])
+        else:
+            await client.eval(SET_FIGURE, _keys(tenant_id), (0, 0, ""))
+
+    return load
+
+
+async def settle(client: RespClient, tenant_id: UUID, balance: Balance | None, ids: Sequence[UUID]) -> None:
+    """Take posted requests out of the outstanding ones and set the new balance; repeating it changes nothing."""
+    figure: tuple[Part, ...] = (nano_down(balance.available_pico), balance.version) if balance else (0, 0)
+    for at in range(0, len(ids), IDS_PER_CALL):
+        names = [one.hex for one in ids[at : at + IDS_PER_CALL]]
+        await client.eval(SETTLE, _keys(tenant_id), (*figure, *names))
+
+
+async def register(client: RespClient, events: Iterable[UsageEvent]) -> None:
+    """Enter the charges of events that are not posted yet, where they are missing."""
+    by_tenant: dict[UUID, list[Part]] = {}
+    for event in events:
+        by_tenant.setdefault(event.tenant_id, []).extend((event.id.hex, nano_up(max(0, event.amount_pico))))
+    for tenant_id, entries in by_tenant.items():
+        for at in range(0, len(entries), 2 * IDS_PER_CALL):
+            await client.eval(REGISTER, _keys(tenant_id), entries[at : at + 2 * IDS_PER_CALL])
+
+
+async def register_spool(client: RespClient, folder: Path) -> int:
+    """Enter all unposted events of a spool folder, after Valkey lost its data; returns how many there are."""
+    reader, count = SpoolReader(folder), 0
+    while events := reader.read(SPOOL_PAGE):
+        await register(client, events)
+        count += len(events)
+    return count
+
+
+async def reconcile(sessions: Sessions, client: RespClient, clock: Clock) -> Drift:
+    """Compare every figure with the ledger, put right what is off, and say how much it was."""
+    drift, last = Drift(), UUID(int=0)
+    while True:
+        async with transaction(sessions) as session:
+            page = await queries.balances_after(session, last)
+        for balance in page:
+            await _reconcile_tenant(sessions, client, clock, balance, drift)
+        if len(page) < queries.PAGE_MAX:
+            break
+        last = page[-1].tenant_id
+    metrics.CREDIT_DRIFT_NANO.set(drift.figures_nano)
+    metrics.CREDIT_REPAIRS.inc(drift.figures + drift.leftovers + drift.sums)
+    return drift
+
+
+async def _reconcile_tenant(
+    sessions: Sessions, client: RespClient, clock: Clock, balance: Balance, drift: Drift
+) -> None:
+    credit, out = _keys(balance.tenant_id)
+    known = await client.call("HMGET", credit, "a", "v")
+    if known[0] is None:
+        return  # nobody asked for it yet
+    drift.tenants += 1
+    version, right = int(known[1]), nano_down(balance.available_pico)
+    if version <= balance.version and int(known[0]) != right:
+        if version == balance.version:
+            drift.figures += 1
+            drift.figures_nano += abs(int(known[0]) - right)
+        await set_figure(client, balance, force=version == balance.version)
+    old = await _old_entries(client, out, clock.now() - timedelta(seconds=SETTLED_AFTER_S))
+    if old:
+        async with transaction(sessions) as session:
+            posted = await queries.settled_ids(session, balance.tenant_id, old, uuid7_time(min(old)))
+        await settle(client, balance.tenant_id, None, sorted(posted))
+        drift.leftovers += len(posted)
+    if await client.eval(RESUM, (credit, out), (OUT_SUM_MAX,)):
+        drift.sums += 1
+
+
+async def _old_entries(client: RespClient, out: str, before: datetime) -> list[UUID]:
+    """Return outstanding requests admitted before that instant, at most as many as a bounded scan meets."""
+    cursor: Part = 0
+    old: list[UUID] = []
+    for _ in range(SCAN_ROUNDS_MAX):
+        cursor, found = await client.call("HSCAN", out, cursor, "COUNT", IDS_PER_CALL)
+        for name in found[::2]:
+            request = UUID(hex=name.decode())
+            if uuid7_time(request).astimezone(UTC) < before:
+                old.append(request)
+        if cursor == b"0":
+            break
+    return old

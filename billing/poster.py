@@ -1,0 +1,244 @@
+"""The poster process: follows all spools of this host and moves their events into the ledger.
+
+It keeps no state that matters: what is posted is known by the ledger alone, the checkpoints only save reading again,
+and Valkey is told after each commit by a script that may be repeated. So it can be killed between any two steps.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import structlog
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from billing import credit_figures, metrics
+from billing import spool_format as fmt
+from billing.posting import Posted, Posting
+from billing.spool_reader import SpoolReader
+from billing.types import UsageEvent
+from core import keyspace
+from core.clock import Clock, SystemClock
+from core.db import Sessions, create_engine, create_sessions
+from core.resp import RespClient, RespError, RespUnavailable
+from core.settings import Settings
+
+BATCH_EVENTS = 5000
+BUSY_WAIT_MS = 100  # between two batches that were not full: gathers some more for one commit
+IDLE_WAIT_MS = 200
+BACKOFF_MIN_MS = 250
+BACKOFF_MAX_MS = 5000
+HOUSEKEEPING_S = 60
+UNSETTLED_MAX = 200  # batches whose settlement Valkey has not taken; beyond it the reconciliation does it
+LOCK_NAME = "poster"  # a folder beside the spools: the lock of this host's one poster, and the epoch it has seen
+EPOCH_NAME = "epoch"
+TROUBLE = (DBAPIError, SQLAlchemyError, psycopg.Error, OSError)
+
+_log = structlog.get_logger(__name__)
+
+
+class Poster:
+    """One host's poster. `step` does one round; `run` below repeats it."""
+
+    def __init__(self, sessions: Sessions, client: RespClient, spool_dir: Path, clock: Clock) -> None:
+        self._sessions = sessions
+        self._client = client
+        self._spool_dir = spool_dir
+        self._folder = spool_dir / LOCK_NAME
+        self._clock = clock
+        self._posting = Posting(sessions, clock)
+        self._readers: dict[str, SpoolReader] = {}
+        self._unsettled: list[Posted] = []
+        self._epoch = self._recall_epoch()
+        self._figures_due = False
+
+    async def step(self) -> int:
+        """Read a batch from the spools, post it, tell Valkey, move the checkpoints; returns the number of events.
+
+        Raises:
+            one of TROUBLE: Postgres did not take it. Nothing is lost: the next step reads it again.
+        """
+        await self._follow_epoch()
+        try:
+            events = self._read()
+            if events:
+                await self._post(events)
+        except BaseException:
+            for reader in self._readers.values():
+                reader.rewind()
+            raise
+        if await self._settle():
+            for reader in self._readers.values():
+                reader.acknowledge()
+        return len(events)
+
+    async def housekeep(self) -> None:
+        """Once a minute: partitions ahead, figures reconciled, finished spools of ended replicas tidied."""
+        await self._posting.ensure_partitions()
+        for reader in self._readers.values():
+            reader.tidy()
+        metrics.SPOOL_BYTES.set(sum(fmt.unposted_bytes(reader.folder) for reader in self._readers.values()))
+        try:
+            drift = await credit_figures.reconcile(self._sessions, self._client, self._clock)
+        except (RespUnavailable, RespError):
+            return
+        if drift.figures or drift.leftovers or drift.sums:
+            _log.warning("credit.figures_repaired", **{name: getattr(drift, name) for name in drift.__struct_fields__})
+
+    def _read(self) -> list[UsageEvent]:
+        folders = {folder.name: folder for folder in spool_folders(self._spool_dir)}
+        for name in self._readers.keys() - folders.keys():
+            del self._readers[name]
+        for name in folders.keys() - self._readers.keys():
+            self._readers[name] = SpoolReader(folders[name])
+        events: list[UsageEvent] = []
+        for name, reader in list(self._readers.items()):
+            if len(events) >= BATCH_EVENTS:
+                break
+            try:
+                batch = reader.read(BATCH_EVENTS - len(events))
+            except OSError as error:  # of this folder; the others go on
+                reader.rewind()
+                _log.error("spool.unreadable", spool=name, error=str(error))
+                continue
+            if batch:
+                events += batch
+                self._readers[name] = self._readers.pop(name)  # last in line next time: no spool waits for another
+        return events
+
+    async def _post(self, events: list[UsageEvent]) -> None:
+        try:
+            posted = await self._posting.post(events)
+        except BaseException:
+            metrics.POSTING_FAILURES.inc()
+            raise
+        self._unsettled += posted
+        oldest_us = min(event.ended_at_us for event in events)
+        metrics.POSTING_LAG.observe(max(0, self._clock.now_us() - oldest_us) * 1e-6)
+
+    async def _settle(self) -> bool:
+        """Tell Valkey of what is posted; tells whether nothing is left to tell."""
+        while self._unsettled:
+            try:
+                for tenant_id, balance, ids in self._unsettled[0].settlements:
+                    await credit_figures.settle(self._client, tenant_id, balance, ids)
+            except (RespUnavailable, RespError) as error:
+                metrics.SETTLE_FAILURES.inc()
+                if len(self._unsettled) <= UNSETTLED_MAX:
+                    return False
+                _log.warning("poster.settlements_dropped", batches=len(self._unsettled), error=str(error))
+                self._unsettled.clear()
+                return True
+            self._unsettled.pop(0)
+        return True
+
+    async def _follow_epoch(self) -> None:
+        """When Valkey began a new life, enter what is in the spools and not posted, and set all figures anew."""
+        try:
+            epoch: bytes | None = await self._client.call("GET", keyspace.EPOCH)
+            if epoch is not None and epoch != self._epoch:
+                count = 0
+                for folder in spool_folders(self._spool_dir):
+                    count += await credit_figures.register_spool(self._client, folder)
+                _log.info("poster.epoch_followed", unposted_events=count)
+                self._remember_epoch(epoch)
+                self._figures_due = True
+            if self._figures_due:
+                await credit_figures.reconcile(self._sessions, self._client, self._clock)
+                self._figures_due = False
+        except (RespUnavailable, RespError):
+            return
+
+    def _remember_epoch(self, epoch: bytes) -> None:
+        self._epoch = epoch
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self._folder / EPOCH_NAME).write_bytes(epoch)
+
+    def _recall_epoch(self) -> bytes | None:
+        try:
+            return (self._folder / EPOCH_NAME).read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+def spool_folders(spool_dir: Path) -> list[Path]:
+    """Return the spools below, in the order of their names; none when there is no such folder."""
+    try:
+        return sorted(path for path in spool_dir.iterdir() if path.is_dir() and path.name != LOCK_NAME)
+    except FileNotFoundError:
+        return []
+
+
+async def serve(settings: Settings, ready: Callable[[], None], stop: asyncio.Event) -> None:
+    """Post until `stop` is set."""
+    clock = SystemClock()
+    engine = create_engine(settings.database)
+    client = await RespClient.connect(settings.valkey.url.get_secret_value(), required=False)
+    lock = await _only_one(settings.spool_dir, stop)
+    poster = Poster(create_sessions(engine), client, settings.spool_dir, clock)
+    ready()
+    _log.info("poster.started", spool_dir=str(settings.spool_dir))
+    try:
+        await _repeat(poster, clock, stop)
+    finally:
+        await client.close()
+        await engine.dispose()
+        if lock is not None:
+            os.close(lock)
+
+
+async def _only_one(spool_dir: Path, stop: asyncio.Event) -> int | None:
+    """Wait until no other poster follows these spools. A second one would do no harm, only double work."""
+    folder = spool_dir / LOCK_NAME
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    while not stop.is_set():
+        lock = fmt.try_lock(folder)
+        if lock is not None:
+            return lock
+        await _pause(stop, 1000)
+    return None
+
+
+async def _repeat(poster: Poster, clock: Clock, stop: asyncio.Event) -> None:
+    backoff_ms, housekept = BACKOFF_MIN_MS, None
+    while not stop.is_set():
+        try:
+            count = await poster.step()
+            if housekept is None or clock.monotonic() - housekept >= HOUSEKEEPING_S:
+                await poster.housekeep()
+                housekept = clock.monotonic()
+        except TROUBLE as error:
+            _log.warning("poster.waits", error=type(error).__name__, retry_ms=backoff_ms)
+            await _pause(stop, backoff_ms)
+            backoff_ms = min(2 * backoff_ms, BACKOFF_MAX_MS)
+            continue
+        backoff_ms = BACKOFF_MIN_MS
+        if count < BATCH_EVENTS:
+            await _pause(stop, BUSY_WAIT_MS if count else IDLE_WAIT_MS)
+    for _ in range(1000):  # a clean stop leaves nothing behind that can be posted now
+        try:
+            if not await poster.step():
+                return
+        except TROUBLE:
+            return
+
+
+async def _pause(stop: asyncio.Event, ms: int) -> None:
+    try:
+        await asyncio.wait_for(stop.wait(), ms * 1e-3)
+    except TimeoutError:
+        return
+
+
+def run(settings: Settings, ready: Callable[[], None]) -> None:
+    """The process: blocks until SIGTERM or SIGINT; calls `ready` once it follows the spools."""
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await serve(settings, ready, stop)
+
+    asyncio.run(main())

@@ -1,0 +1,187 @@
+"""One batch of usage events into the ledger: dedupe, rollup, transfers and balances in one transaction."""
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import psycopg
+import structlog
+from sqlalchemy import Row
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing import assess, ledger, metrics, posting_queries, price_book, queries
+from billing.ledger import Source, Transaction
+from billing.price_table import VersionPrices
+from billing.spool_format import encode_payload
+from billing.types import Balance, UsageEvent
+from core.clock import Clock
+from core.db import Sessions, transaction
+from core.ids import new_uuid
+from core.money import Currency
+
+PRICE_CACHE_MAX = 1000
+_log = structlog.get_logger(__name__)
+
+
+class Posted(msgspec.Struct, frozen=True):
+    """What became of a batch. All of its events are in the database now, each once."""
+
+    new: int
+    repeated: int
+    quarantined: int
+    settlements: tuple[tuple[UUID, Balance | None, tuple[UUID, ...]], ...]  # tenant, balance after, requests
+
+
+class Posting:
+    """Posts batches; remembers published prices, which never change, and partitions that exist."""
+
+    def __init__(self, sessions: Sessions, clock: Clock) -> None:
+        self._sessions = sessions
+        self._clock = clock
+        self._prices: dict[UUID, VersionPrices] = {}
+        self._days: set[int] = set()
+
+    async def post(self, events: Sequence[UsageEvent]) -> list[Posted]:
+        """Post the events, however often they are given, and return what became of them.
+
+        An event that Postgres refuses by its values is found by halving and put into quarantine, so that it does not
+        hold up the others.
+
+        Raises:
+            sqlalchemy.exc.DBAPIError, psycopg.Error, OSError: Postgres is away or does not work; nothing of the batch
+                or only whole halves of it are posted, and posting it again is safe.
+        """
+        try:
+            return [await self._post(events, "")]
+        except (DBAPIError, psycopg.Error) as error:
+            if not refuses_values(error):
+                raise
+            if len(events) == 1:
+                _log.error("usage.event_refused", event_id=events[0].id.hex, sqlstate=_sqlstate(error))
+                return [await self._post(events, f"Postgres refused it ({_sqlstate(error)})")]
+        half = len(events) // 2
+        return [*await self.post(events[:half]), *await self.post(events[half:])]
+
+    async def ensure_partitions(self, ahead: int = 7) -> None:
+        """Make the partitions of today and the days ahead."""
+        today = self._clock.now().astimezone(UTC).date()
+        await self._make_days([(today + timedelta(days=day)).toordinal() for day in range(ahead + 1)])
+
+    async def _make_days(self, days: Sequence[int]) -> None:
+        for day in days:
+            if day not in self._days:
+                async with transaction(self._sessions) as session:
+                    await posting_queries.ensure_partition(session, date.fromordinal(day))
+                self._days.add(day)
+
+    async def _post(self, events: Sequence[UsageEvent], refused: str) -> Posted:
+        tenants = {event.tenant_id for event in events}
+        today = self._clock.now().astimezone(UTC).toordinal()
+        async with transaction(self._sessions) as session:
+            await self._load_prices(session, events)
+        days = {assess.day_number(event.id) for event in events}
+        await self._make_days([day for day in sorted(days) if assess.day_in_range(day, today)])
+        async with transaction(self._sessions) as session:
+            profiles = {row.tenant_id: row for row in await posting_queries.lock_profiles(session, tenants)}
+            currencies = {tenant: Currency(row.currency) for tenant, row in profiles.items()}
+            objections = [
+                refused
+                or assess.objection(
+                    event, self._prices.get(event.price_version_id), currencies.get(event.tenant_id), today
+                )
+                for event in events
+            ]
+            transactions = {tenant: new_uuid() for tenant in profiles}
+            names = {tenant: one.hex for tenant, one in transactions.items()}
+            lines = "".join(
+                assess.copy_line(event, names[event.tenant_id])
+                for event, objected in zip(events, objections, strict=True)
+                if not objected
+            )
+            new = 0
+            if lines:
+                await posting_queries.copy_incoming(session, lines.encode())
+                new = await self._post_inserted(session, profiles, currencies)
+            held = [(event, why) for event, why in zip(events, objections, strict=True) if why]
+            await posting_queries.insert_quarantine(session, [quarantine_row(event, why) for event, why in held])
+            balances = {balance.tenant_id: balance for balance in await queries.balances(session, sorted(tenants))}
+        requests: dict[UUID, list[UUID]] = {}
+        for event in events:
+            requests.setdefault(event.tenant_id, []).append(event.id)
+        _count(new, len(events) - len(held) - new, held)
+        return Posted(
+            new,
+            len(events) - len(held) - new,
+            len(held),
+            tuple((tenant, balances.get(tenant), tuple(ids)) for tenant, ids in requests.items()),
+        )
+
+    async def _post_inserted(
+        self, session: AsyncSession, profiles: dict[UUID, Row[Any]], currencies: dict[UUID, Currency]
+    ) -> int:
+        inserted = await posting_queries.insert_incoming(session)
+        if not inserted:
+            return 0
+        sources: dict[UUID, list[Source]] = {}
+        for row in await posting_queries.spendable(session, [row.tenant_id for row in inserted]):
+            sources.setdefault(row.tenant_id, []).append(Source(row.account_id, int(row.available)))
+        transactions = []
+        for row in inserted:
+            profile = profiles[row.tenant_id]
+            transfers, overrun = ledger.usage_transfers(
+                int(row.amount),
+                sources.get(row.tenant_id, ()),
+                revenue=profile.revenue_account,
+                overrun=profile.overrun_account,
+            )
+            if overrun:
+                metrics.OVERRUNS.inc()
+                _log.warning("usage.credit_overrun", tenant_id=row.tenant_id.hex, overrun_pico=overrun)
+            currency = currencies[row.tenant_id]
+            transactions.append(Transaction(row.tx_id, row.tenant_id, "usage", currency, transfers))
+        await ledger.post(session, transactions)
+        return sum(row.events for row in inserted)
+
+    async def _load_prices(self, session: AsyncSession, events: Sequence[UsageEvent]) -> None:
+        if len(self._prices) > PRICE_CACHE_MAX:
+            self._prices.clear()
+        for version_id in {event.price_version_id for event in events} - self._prices.keys():
+            version = await price_book.load_version(session, version_id)
+            if version is not None:
+                self._prices[version_id] = version
+
+
+def quarantine_row(event: UsageEvent, why: str) -> dict[str, object]:
+    admitted_us = min(max(event.admitted_at_us, 0), assess.LAST_US)
+    return {
+        "tenant_id": event.tenant_id,
+        "id": event.id,
+        "reason": assess.plain(why),
+        "amount_pico": event.amount_pico,
+        "admitted_at": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=admitted_us),
+        "model": assess.plain(event.model),
+        "outcome": event.outcome.value,
+        "raw_usage": event.raw_usage.replace("\0", ""),
+        "payload": encode_payload(event),
+    }
+
+
+def _count(new: int, repeated: int, held: Sequence[tuple[UsageEvent, str]]) -> None:
+    metrics.POSTED.inc(new)
+    metrics.REPEATED.inc(repeated)
+    metrics.QUARANTINED.inc(len(held))
+    for event, why in held[:10]:
+        _log.warning("usage.event_quarantined", event_id=event.id.hex, tenant_id=event.tenant_id.hex, reason=why)
+
+
+def _sqlstate(error: DBAPIError | psycopg.Error) -> str:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return str(getattr(cause, "sqlstate", "") or "")
+
+
+def refuses_values(error: DBAPIError | psycopg.Error) -> bool:
+    """Whether Postgres works and refuses the batch for what is in it (data or integrity, classes 22 and 23)."""
+    return _sqlstate(error)[:2] in {"22", "23"}
