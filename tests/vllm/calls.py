@@ -20,31 +20,33 @@ def prompt(question: str, *, lines: int = 0, subject: str = "sheep") -> list[dic
     ]
 
 
-async def chat(client: httpx.AsyncClient, body: Mapping[str, Any], **headers: str) -> Json:
+async def chat(client: httpx.AsyncClient, body: Mapping[str, Any]) -> Json:
     """Return a buffered chat answer."""
-    response = await client.post("/v1/chat/completions", json={"temperature": 0, **body}, headers=headers)
+    response = await client.post("/v1/chat/completions", json={"temperature": 0, **body})
     assert response.status_code == httpx.codes.OK, response.text
     answer: Json = response.json()
     return answer
 
 
-async def stream(client: httpx.AsyncClient, body: Mapping[str, Any], **headers: str) -> AsyncGenerator[Json, None]:
-    """Yield the events of a streamed chat answer; ends with the stream, which must say [DONE]."""
+async def stream(
+    client: httpx.AsyncClient, body: Mapping[str, Any], headers: dict[str, str] | None = None
+) -> AsyncGenerator[Json, None]:
+    """Yield the events of a streamed chat answer; ends with the stream, which must say [DONE].
+
+    The answer's headers are put into `headers`, before the first event.
+    """
     done = False
     payload = {"temperature": 0, "stream": True, **body}
-    async with client.stream("POST", "/v1/chat/completions", json=payload, headers=headers) as response:
+    async with client.stream("POST", "/v1/chat/completions", json=payload) as response:
         assert response.status_code == httpx.codes.OK, await response.aread()
+        if headers is not None:
+            headers.update(response.headers)
         async for line in response.aiter_lines():
             if line == "data: [DONE]":
                 done = True
             elif line.startswith("data: "):
                 yield json.loads(line.removeprefix("data: "))
     assert done
-
-
-def text_of(events: list[Json]) -> str:
-    """Join the deltas of a stream."""
-    return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
 
 
 def cached_tokens(answer: Json) -> int:

@@ -10,7 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from catalog.types import EngineKind
 from cli.embedded.postgres import free_port
+from engine.usage import CHOICES_UNCOUNTED
+from tests.contract.engine_contract import Dialect
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
@@ -35,6 +38,15 @@ ENVIRONMENT = {
 ARGUMENTS = (
     *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", str(SEATS), "--enforce-eager"),
     *("--scheduling-policy", "priority", "--enable-prefix-caching", "--enable-prompt-tokens-details"),
+)
+
+
+VLLM = Dialect(
+    model=MODEL,
+    running_metric="vllm:num_requests_running",
+    tokenize_member="prompt",
+    long_prompt_words=200,
+    counts_every_choice=EngineKind.VLLM not in CHOICES_UNCOUNTED,
 )
 
 

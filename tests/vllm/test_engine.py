@@ -1,16 +1,25 @@
 """What Tidegate relies on in vLLM itself. When an upgrade breaks one of these, the gateway's promises break with it."""
 
 import asyncio
-import json
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 
 import httpx
+import pytest
 
-from tests.vllm.calls import cached_tokens, chat, gauge, prompt, stream, text_of, until
-from tests.vllm.conftest import BLOCK_TOKENS, MODEL, SEATS
+from tests.contract import engine_contract as contract
+from tests.vllm.calls import cached_tokens, chat, gauge, prompt, until
+from tests.vllm.conftest import BLOCK_TOKENS, MODEL, SEATS, VLLM
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
+CHECKS = [check for check in contract.CHECKS if check is not contract.check_embeddings]  # it serves one kind of model
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+async def test_vllm_keeps_the_contract_of_every_engine(
+    engine_client: httpx.AsyncClient, check: Callable[[httpx.AsyncClient, contract.Dialect], Awaitable[None]]
+) -> None:
+    await check(engine_client, VLLM)
 
 
 async def test_answers_with_the_weights_of_the_packaged_model(engine_client: httpx.AsyncClient) -> None:
@@ -32,25 +41,6 @@ async def test_logprobs_are_those_of_the_packaged_model(engine_client: httpx.Asy
     assert all(abs(top[token] - value) < 0.3 for token, value in expected.items())
 
 
-async def test_stream_says_the_same_and_ends_with_usage(engine_client: httpx.AsyncClient) -> None:
-    body = {"model": MODEL, "messages": prompt("Name three colours."), "max_tokens": 24}
-    whole = await chat(engine_client, body)
-    events = [e async for e in stream(engine_client, body | {"stream_options": {"include_usage": True}})]
-    assert text_of(events) == whole["choices"][0]["message"]["content"]
-    assert events[-1]["choices"] == []
-    assert events[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
-    # One token a chunk: what an aborted stream is billed by. The first chunk carries only the role.
-    assert sum(1 for e in events if e["choices"] and e["choices"][0]["delta"].get("content")) <= 24
-
-
-async def test_abort_frees_the_seat(engine_client: httpx.AsyncClient) -> None:
-    body = {"model": MODEL, "messages": prompt("Tell a very long story."), "max_tokens": 2000, "ignore_eos": True}
-    async with aclosing(stream(engine_client, body)) as events:
-        await anext(events)
-        await until(engine_client, RUNNING, 1, within_s=5)
-    await until(engine_client, RUNNING, 0, within_s=2)
-
-
 async def test_cached_tokens_come_in_whole_blocks(engine_client: httpx.AsyncClient) -> None:
     body = {"model": MODEL, "messages": prompt("Hello?", lines=30, subject="goats"), "max_tokens": 1}
     first, second = await chat(engine_client, body), await chat(engine_client, body)
@@ -65,21 +55,6 @@ async def test_cache_salt_divides_the_prefix_cache(engine_client: httpx.AsyncCli
     await chat(engine_client, body | {"cache_salt": "tenant-a"})
     assert cached_tokens(await chat(engine_client, body | {"cache_salt": "tenant-b"})) == 0
     assert cached_tokens(await chat(engine_client, body | {"cache_salt": "tenant-a"})) >= BLOCK_TOKENS
-
-
-async def test_json_schema_binds_the_answer(engine_client: httpx.AsyncClient) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"enum": ["few", "many"]}},
-        "required": ["city", "people"],
-        "additionalProperties": False,
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema, "strict": True}}
-    body = {"model": MODEL, "messages": prompt("Describe Paris."), "max_tokens": 80, "response_format": form}
-    answer = await chat(engine_client, body)
-    value = json.loads(answer["choices"][0]["message"]["content"])
-    assert set(value) == {"city", "people"}
-    assert value["people"] in {"few", "many"}
 
 
 async def test_tokenize_counts_what_a_chat_is_billed(engine_client: httpx.AsyncClient) -> None:
