@@ -6,15 +6,23 @@ All keys of a pool share the hash tag ``{tg}``, so that one script may touch any
 key                         type     content and writer
 ==========================  =======  =========================================================================
 ``{tg}:epoch``              string   random id; absent or changed means Valkey lost its data (scheduler)
-``{tg}:c:<counter>``        hash     a rate or concurrency counter (scheduler's script)
+``{tg}:c:<counter>``        both     what is held of a concurrency or cap (a number), or a rate's window (a hash:
+                                     scheduler/scripts/acquire.lua); written by the scheduler's scripts
 ``{tg}:credit:<tenant>``    hash     ``a`` available nano before outstanding, ``v`` version of the ledger balance it
                                      came from, ``o`` sum of ``{tg}:out:<tenant>`` (billing sets a and v; o by both)
 ``{tg}:out:<tenant>``       hash     request id → nano outstanding: the hold, after settling the charge, gone
                                      once the poster has committed it (scheduler adds and lowers, billing removes)
-``{tg}:m:<deployment>``     hash     ``inflight``, ``waiting``, ``last_us`` of the last grant or release (scheduler)
-``{tg}:lease:<replica>``    hash     request id → what it holds (scheduler)
+``{tg}:m:<deployment>``     hash     ``inflight``, ``waiting``, ``last_us`` of the last grant or release, in server
+                                     time (scheduler)
+``{tg}:lease:<replica>``    hash     request id → what it holds or waits for (scheduler)
+``{tg}:q:<deployment>``     zset     waiting requests by the time they came, server µs (scheduler)
+``{tg}:queues``             zset     deployments with waiters by the time of their oldest (scheduler)
+``{tg}:waiters``            string   requests waiting over all deployments (scheduler)
+``{tg}:unclaimed``          zset     grants in the post by the time they lapse, server µs (scheduler)
 ``{tg}:beat``               zset     replica → expiry of its heartbeat, server ms (scheduler)
 ``{tg}:grants:<replica>``   list     grants for queued requests of that replica (scheduler)
+``{tg}:settle``             string   admission is fenced until then, server µs; ``{tg}:awaited``: for whom (scheduler)
+``{tg}:offset_us``          string   added to the server's time by the scheduler's scripts; only tests set it
 ``{tg}:state``              hash     deployment → JSON of `knative.types.DeploymentState` (controller)
 ``{tg}:wake:<deployment>``  string   somebody waits for this deployment (gateways; SET NX PX)
 ==========================  =======  =========================================================================

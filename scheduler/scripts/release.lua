@@ -1,0 +1,54 @@
+-- Gives back what a request holds, settles its money, and grants the next waiters. Idempotent by request id.
+-- The way of nearly every request comes first and makes no functions: granted, and nobody waits.
+--
+-- KEYS: epoch, offset, waiters, lease, deployment, credit, out, then the counters of the lease (caps, concurrencies);
+--       without counters the lease itself says what it holds
+-- ARGV: epoch, replica, tenant ('' without money), request id, charge ('' keep, '-' remove, else nano), then the
+--       amount of each counter unless all are 1
+-- Answer: {1 given back, 0 nothing was held} or {6} when the epoch changed
+local redis_call = redis.call
+local got = redis_call('MGET', unpack(KEYS, 1, 3))
+if got[1] ~= ARGV[1] then return {6} end
+local request, charge = ARGV[4], ARGV[5]
+local text = redis_call('HGET', KEYS[4], request)
+local nobody_waits = (tonumber(got[3]) or 0) <= 0
+
+if ARGV[3] ~= '' and charge ~= '' then
+  local old = redis_call('HGET', KEYS[7], request)
+  if old and charge == '-' then
+    redis_call('HDEL', KEYS[7], request)
+    redis_call('HINCRBY', KEYS[6], 'o', '-' .. old)
+  elseif old and charge ~= old then
+    redis_call('HSET', KEYS[7], request, charge)
+    redis_call('HINCRBY', KEYS[6], 'o', string.format('%.0f', charge - old))
+  end
+end
+if not text then return {0} end
+redis_call('HDEL', KEYS[4], request)
+
+if #KEYS > 7 and nobody_waits and string.byte(text) == 71 then
+  local time = redis_call('TIME')
+  local held, n, set, gone = redis_call('MGET', unpack(KEYS, 8)), 0, {}, nil
+  for i = 1, #held do
+    local value = (tonumber(held[i]) or 0) - (ARGV[5 + i] or 1)
+    if value > 0 then
+      set[n + 1], set[n + 2] = KEYS[7 + i], value
+      n = n + 2
+    else
+      gone = gone or {}
+      gone[#gone + 1] = KEYS[7 + i]
+    end
+  end
+  if n > 0 then redis_call('MSET', unpack(set)) end
+  if gone then redis_call('DEL', unpack(gone)) end
+  local inflight = tonumber(redis_call('HGET', KEYS[5], 'inflight')) or 1
+  redis_call('HSET', KEYS[5], 'inflight', inflight - 1, 'last_us', time[1] * 1000000 + time[2] + (tonumber(got[2]) or 0))
+  return {1}
+end
+
+--#common
+local now, waiters = server_now(got[2]), tonumber(got[3]) or 0
+local v = parse(text)
+give_back(v, request, ARGV[2], now, waiters, false)
+if waiters > 0 then dispatch(now, v.deployment, 32) end
+return {1}

@@ -1,0 +1,83 @@
+"""The requests of this replica that wait in the queue, and the messages that end their waiting."""
+
+import asyncio
+from enum import Enum, auto
+
+from core import keyspace
+from core.resp import RespClient
+from scheduler import commands
+
+
+class WaitResult(Enum):
+    """How waiting ended."""
+
+    GRANTED = auto()
+    DROPPED = auto()  # taken out of the queue by the script
+    DEADLINE = auto()  # still in the queue, as far as this replica knows
+    LOST = auto()  # the queue lost it with Valkey's data: ask again
+
+
+class Waiting:
+    """Waiters by request key. Messages on the list ``{tg}:grants:<replica>``: ``G key``, or ``X key`` (dropped)."""
+
+    def __init__(self, client: RespClient, replica: str) -> None:
+        self._client = client
+        self._replica = replica
+        self._waiters: dict[str, asyncio.Future[WaitResult]] = {}
+        # Messages that overtook the answer which says that the request waits.
+        self._early: dict[str, bytes] = {}
+        self._early_before: dict[str, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def keys(self) -> set[str]:
+        return set(self._waiters)
+
+    async def start(self) -> None:
+        await self._client.read_list(keyspace.grants(self._replica), self.take)
+
+    async def wait(self, key: str, wait_s: float) -> WaitResult:
+        """Wait for at most `wait_s`; a cancelled caller is forgotten here, not in Valkey."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[WaitResult] = loop.create_future()
+        self._waiters[key] = waiter
+        timer = loop.call_later(max(0.0, wait_s), self._end, key, WaitResult.DEADLINE)
+        early = self._early.pop(key, None) or self._early_before.pop(key, None)
+        if early is not None:
+            self.take(early)
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+            self._waiters.pop(key, None)
+
+    def take(self, item: bytes) -> None:
+        """Handle one message; a grant counts once it is claimed, which the script allows for 2 s."""
+        kind, _, key = item.decode().partition(" ")
+        if key not in self._waiters:
+            self._early[key] = item
+        elif kind == "G":
+            claim = self._client.call("ZREM", commands.UNCLAIMED, f"{key} {self._replica}")
+            claim.add_done_callback(lambda done: self._claimed(key, done))
+        else:
+            self._end(key, WaitResult.DROPPED)
+
+    def _claimed(self, key: str, claim: asyncio.Future[int]) -> None:
+        """Without an answer the waiter waits on: its grant is withdrawn after 2 s, and that is told."""
+        if not claim.cancelled() and claim.exception() is None:
+            self._end(key, WaitResult.GRANTED if claim.result() else WaitResult.DROPPED)
+
+    def lost(self, keys: set[str]) -> None:
+        """End the waiting of requests that Valkey does not know any more."""
+        for key in keys:
+            self._end(key, WaitResult.LOST)
+
+    def _end(self, key: str, result: WaitResult) -> None:
+        waiter = self._waiters.get(key)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(result)
+
+    def turn(self) -> None:
+        """Forget early messages nobody came for; called every 2 s."""
+        self._early_before, self._early = self._early, {}
