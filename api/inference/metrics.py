@@ -1,0 +1,103 @@
+"""Own counters: plain lists on the hot path, text only when scraped. No tenant, no key."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+
+LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+GAP_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+class Histogram:
+    """Counts by upper bound, and the sum."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def lines(self, name: str, labels: str = "") -> Iterable[str]:
+        running = 0
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            running += count
+            yield f'{name}_bucket{{{labels}le="{bound:g}"}} {running}'
+        count = running + self.counts[-1]
+        suffix = f"{{{labels.rstrip(',')}}}" if labels else ""
+        yield f'{name}_bucket{{{labels}le="+Inf"}} {count}'
+        yield f"{name}_sum{suffix} {self.total:.6f}"
+        yield f"{name}_count{suffix} {count}"
+
+
+class Metrics:
+    """All of one gateway process."""
+
+    def __init__(self) -> None:
+        self.requests: dict[tuple[str, int], int] = {}  # endpoint, status
+        self.refusals: dict[str, int] = {}  # error code
+        self.outcomes: dict[str, int] = {}
+        self.duration = Histogram(LATENCY_BUCKETS_S)
+        self.ttft = Histogram(LATENCY_BUCKETS_S)
+        self.gap = Histogram(GAP_BUCKETS_S)
+        self.queue = Histogram(LATENCY_BUCKETS_S)
+        self.tokens: dict[str, int] = {"input": 0, "input_cached": 0, "output": 0}
+        self.counters: dict[str, int] = {
+            "connections_total": 0,
+            "cold_requests_total": 0,
+            "bad_requests_total": 0,
+            "timeouts_total": 0,
+            "spool_late_total": 0,
+            "spool_failed_total": 0,
+            "usage_quarantined_total": 0,
+            "usage_counted_by_gateway_total": 0,
+            "prompt_uncounted_total": 0,
+            "upstream_retries_total": 0,
+            "log_lines_dropped_total": 0,
+            "config_reloads_total": 0,
+            "config_failures_total": 0,
+            "internal_errors_total": 0,
+        }
+
+    def count(self, endpoint: str, status: int) -> None:
+        key = (endpoint, status)
+        requests = self.requests
+        requests[key] = requests.get(key, 0) + 1
+
+    def add(self, name: str, step: int = 1) -> None:
+        self.counters[name] += step
+
+    def text(self, gauges: Mapping[str, float]) -> str:
+        """Prometheus exposition text. `gauges` are read by the caller at the scrape."""
+        lines: list[str] = ["# TYPE tidegate_gateway_requests_total counter"]
+        lines.extend(
+            f'tidegate_gateway_requests_total{{endpoint="{endpoint}",status="{status}"}} {count}'
+            for (endpoint, status), count in sorted(self.requests.items())
+        )
+        for name, label, values in (
+            ("refusals_total", "code", self.refusals),
+            ("generations_total", "outcome", self.outcomes),
+            ("tokens_total", "kind", self.tokens),
+        ):
+            lines.append(f"# TYPE tidegate_gateway_{name} counter")
+            lines.extend(
+                f'tidegate_gateway_{name}{{{label}="{key}"}} {value}' for key, value in sorted(values.items())
+            )
+        for name, histogram in (
+            ("request_duration_seconds", self.duration),
+            ("ttft_seconds", self.ttft),
+            ("itl_seconds", self.gap),
+            ("queue_seconds", self.queue),
+        ):
+            lines.append(f"# TYPE tidegate_gateway_{name} histogram")
+            lines.extend(histogram.lines(f"tidegate_gateway_{name}"))
+        for name, value in self.counters.items():
+            lines.append(f"# TYPE tidegate_gateway_{name} counter")
+            lines.append(f"tidegate_gateway_{name} {value}")
+        for name, level in gauges.items():
+            lines.append(f"# TYPE tidegate_gateway_{name} gauge")
+            lines.append(f"tidegate_gateway_{name} {level:g}")
+        return "\n".join(lines) + "\n"

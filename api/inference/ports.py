@@ -1,0 +1,73 @@
+"""What the gateway needs from its neighbours, as types: the real ones are `scheduler.admission.Admission`,
+`billing.spool.SpoolWriter`, `billing.price_book.PriceTable` and `knative.wake.StateFeed`.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+from billing.types import PriceSchedule, UsageEvent
+from catalog.types import ServedModel
+from core.demand import Demand
+from core.money import Currency
+from core.tiers import Tier
+from knative.types import DeploymentState
+
+
+class LimitState(Protocol):
+    """One of the caller's limits after this request was let in."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def remaining(self) -> int: ...
+    @property
+    def reset_s(self) -> int: ...
+
+
+class Grant(Protocol):
+    """What admission gave; to be released on every ending."""
+
+    @property
+    def queue_us(self) -> int: ...
+    @property
+    def limits(self) -> Sequence[LimitState]: ...
+
+
+class Admission(Protocol):
+    """The one atomic script over all demands."""
+
+    def prepare(self, demands: tuple[Demand, ...]) -> Any: ...
+
+    def acquire(
+        self, request_id: UUID, prepared: Any, money: Demand | None, *, model: ServedModel, tier: Tier, wait_s: float
+    ) -> Awaitable[Any]: ...
+
+    def release(self, grant: Any, charge_nano: int) -> None: ...
+
+
+class Spool(Protocol):
+    """Usage events, durable before the last byte."""
+
+    @property
+    def full(self) -> bool: ...
+
+    def append(self, event: UsageEvent, on_durable: Callable[[bool], None]) -> None: ...
+
+
+class Prices(Protocol):
+    """Published prices, in memory."""
+
+    def schedule(self, model_id: UUID, tier: Tier, currency: Currency, tenant_id: UUID) -> PriceSchedule | None: ...
+
+
+class States(Protocol):
+    """The controller's view of deployments."""
+
+    def current(self, deployment_id: UUID) -> DeploymentState | None: ...
+
+    def request_wake(self, deployment_id: UUID) -> Any: ...
+
+    def wait_ready(self, deployment_id: UUID, timeout_s: float) -> Awaitable[DeploymentState]: ...

@@ -1,0 +1,220 @@
+"""What receives an engine's answer: chunks go on to the client by a direct call, `serve` awaits only `done`."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from api.inference import errors
+from api.inference.sse import EventFilter
+from core.errors import ErrorKind, PlatformError
+from engine.client import Call, Failure
+
+BUFFERED_MAX = 64 * 1024 * 1024
+ERROR_BODY_MAX = 64 * 1024
+
+
+class StreamClient(Protocol):
+    """The client's side of a stream."""
+
+    def stream(self, data: bytes) -> None: ...
+
+
+class Relay:
+    """What both kinds of answer have in common. One object per attempt; `done` is set once, whatever happened."""
+
+    __slots__ = (
+        "body",
+        "call",
+        "content_type",
+        "done",
+        "failure",
+        "first_at",
+        "monotonic",
+        "retry_after",
+        "size",
+        "status",
+        "timed_out",
+    )
+
+    def __init__(self, done: asyncio.Future[None], monotonic: Callable[[], float]) -> None:
+        self.done = done
+        self.monotonic = monotonic
+        self.call: Call | None = None
+        self.status = 0
+        self.content_type = b""
+        self.retry_after = b""
+        self.failure: Failure | None = None
+        self.timed_out = False
+        self.body: list[bytes] = []
+        self.size = 0
+        self.first_at = 0.0
+
+    def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
+        self.status = status
+        self.content_type = content_type
+        self.retry_after = retry_after
+
+    def on_data(self, block: bytes) -> None:
+        self.collect(block, BUFFERED_MAX if self.status == 200 else ERROR_BODY_MAX)
+
+    def on_end(self, failure: Failure | None) -> None:
+        self.failure = failure
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def collect(self, block: bytes, limit: int) -> None:
+        if not self.first_at:
+            self.first_at = self.monotonic()
+        self.size += len(block)
+        if self.size > limit:
+            self.break_off(Failure.PROTOCOL)
+            return
+        self.body.append(block)
+
+    def break_off(self, failure: Failure) -> None:
+        """Close the engine's connection and end with this failure."""
+        self.abort()
+        self.on_end(failure)
+
+    def time_out(self) -> None:
+        """Called by the sweeper."""
+        self.timed_out = True
+        self.break_off(Failure.LOST)
+
+    def abort(self) -> None:
+        if self.call is not None:
+            self.call.abort()
+
+    @property
+    def error(self) -> PlatformError | None:
+        """Why this answer is none, or None when it is one."""
+        if self.timed_out:
+            return errors.upstream_timeout()
+        if self.failure is not None:
+            return _failure_error(self.failure)
+        if self.status != 200:
+            return _status_error(self.status, b"".join(self.body), self.retry_after)
+        return None
+
+    @property
+    def retryable(self) -> bool:
+        """Another replica may be asked: this one never answered a byte."""
+        return not self.status and not self.timed_out and self.failure is not None
+
+
+class StreamRelay(Relay):
+    """Passes whole events on as they come. Nothing passes `[DONE]` or the usage."""
+
+    __slots__ = ("client", "events", "gap_seen", "last_at", "relaying")
+
+    def __init__(
+        self,
+        done: asyncio.Future[None],
+        monotonic: Callable[[], float],
+        client: StreamClient,
+        events: EventFilter,
+        gap_seen: Callable[[float], None],
+    ) -> None:
+        super().__init__(done, monotonic)
+        self.client = client
+        self.events = events
+        self.gap_seen = gap_seen
+        self.relaying = False
+        self.last_at = 0.0
+
+    def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
+        super().on_head(status, content_type, retry_after)
+        self.relaying = status == 200 and content_type.lower().startswith(b"text/event-stream")
+
+    def on_data(self, block: bytes) -> None:
+        if not self.relaying:
+            self.collect(block, ERROR_BODY_MAX)
+            return
+        events = self.events
+        shown = events.feed(block)
+        if shown:
+            now = self.monotonic()
+            if self.last_at:
+                self.gap_seen(now - self.last_at)
+            else:
+                self.first_at = now
+            self.last_at = now
+            self.client.stream(shown)
+        if events.failed or events.overflow:
+            self.break_off(Failure.PROTOCOL)
+
+    def on_end(self, failure: Failure | None) -> None:
+        if self.relaying and not self.done.done():
+            shown = self.events.finish()
+            if shown:
+                self.client.stream(shown)
+            if self.events.failed:
+                failure = Failure.PROTOCOL
+            elif self.events.done:
+                failure = None  # the engine said all of it; how its connection ended does not matter
+        super().on_end(failure)
+
+    @property
+    def error(self) -> PlatformError | None:
+        found = super().error
+        if found is None and not self.relaying:
+            return errors.upstream_error()  # 200, but no stream
+        return found
+
+
+class AnswerFacts(msgspec.Struct):
+    """The members of a buffered answer that we look at; the rest is passed on unread."""
+
+    id: Any = None
+    usage: Any = None
+
+
+_facts = msgspec.json.Decoder(AnswerFacts).decode
+_decode = msgspec.json.Decoder().decode
+
+
+def read_answer(body: bytes) -> AnswerFacts | None:
+    """Return what a buffered answer says of itself; None when it is not a JSON object."""
+    try:
+        return _facts(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _failure_error(failure: Failure) -> PlatformError:
+    if failure is Failure.QUEUE_FULL:
+        return errors.model_busy()
+    if failure is Failure.CONNECT:
+        return errors.upstream_error("The engine cannot be reached. Nothing was charged.")
+    return errors.upstream_error()
+
+
+def _status_error(status: int, body: bytes, retry_after: bytes) -> PlatformError:
+    """The engine's own refusals: what the caller did wrong is told to the caller, the rest is ours."""
+    if status in {400, 404, 413, 422}:
+        message, param = _engine_message(body)
+        if status == 404 and not message:
+            return errors.upstream_error("The engine does not know this endpoint or model. Nothing was charged.")
+        return PlatformError(
+            "INVALID_REQUEST", ErrorKind.INVALID, message or "The engine refused the request.", param=param
+        )
+    if status in {429, 503}:
+        seconds = int(retry_after) if retry_after.isdigit() and len(retry_after) < 5 else 1
+        return errors.model_busy(max(1, seconds))
+    if status in {408, 504}:
+        return errors.upstream_timeout()
+    return errors.upstream_error()
+
+
+def _engine_message(body: bytes) -> tuple[str, str | None]:
+    try:
+        found = _decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return "", None
+    if type(found) is not dict:
+        return "", None
+    error = found.get("error") if type(found.get("error")) is dict else found
+    message, param = error.get("message"), error.get("param")
+    return (message[:1000] if type(message) is str else ""), (param[:64] if type(param) is str else None)

@@ -1,0 +1,194 @@
+"""The body of an inference request: parsed once, every member known by name, ours taken out.
+
+The rest is kept as JSON text without its closing brace, so that what we add for the engine is appended (`for_engine`).
+No member can stand there twice: duplicates are refused at every depth, and what we append was taken out before.
+"""
+
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from api.inference import errors
+from core.tiers import Tier
+
+SAMPLING = frozenset(
+    {"temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs"}
+)
+# Taken out of what the engine sees: we answer for them ourselves.
+OURS_FOR_CALLERS = frozenset(
+    {
+        *("model", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
+        *("service_tier", "user", "metadata", "store", "safety_identifier", "prompt_cache_key"),
+    }
+)
+ALLOWED = MappingProxyType(
+    {
+        "chat": OURS_FOR_CALLERS
+        | SAMPLING
+        | {
+            *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "top_logprobs"),
+            *("reasoning_effort", "functions", "function_call"),
+        },
+        "completions": (OURS_FOR_CALLERS - {"max_completion_tokens"})
+        | SAMPLING
+        | {"prompt", "suffix", "echo", "best_of"},
+        "embeddings": frozenset({"model", "input", "encoding_format", "dimensions", "user"}),
+        "tokenize": frozenset({"model", "messages", "prompt", "tools", "add_special_tokens"}),
+    }
+)
+# Known to engines, set by the platform alone.
+PLATFORM_ONLY = frozenset(
+    {"priority", "cache_salt", "vllm_xargs", "kv_transfer_params", "id_slot", "cache_prompt", "request_id", "lora"}
+)
+MUST_HAVE = MappingProxyType({"chat": "messages", "completions": "prompt", "embeddings": "input", "tokenize": ""})
+TIERS = MappingProxyType({"priority": Tier.PRIORITY, "default": Tier.STANDARD, "flex": Tier.BATCH})
+MAX_CHOICES = 128
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """What the gateway must know of a request. `body` is the JSON for the engine without its closing brace."""
+
+    endpoint: str
+    model: str
+    body: bytes
+    size: int  # bytes of the caller's body
+    stream: bool = False
+    include_usage: bool = False
+    max_tokens: int = 0  # 0: not named
+    max_tokens_name: str = "max_tokens"
+    choices: int = 1  # answers generated: n, or best_of, times the number of prompts
+    single_text: bool = True  # one prompt, written as text: its tokens are at most its bytes over the measured ratio
+    tier: Tier | None = None  # None: the key's tier
+
+    def for_engine(self, ours: bytes) -> bytes:
+        """The JSON the engine gets. `ours` is ``"name":value,…`` without braces."""
+        return b"%b%b%b}" % (self.body, b"" if self.body == b"{" else b",", ours)
+
+
+def parse(endpoint: str, raw: bytes) -> Call:
+    """Read the request body.
+
+    Raises:
+        PlatformError: kind invalid, naming the place or the parameter.
+    """
+    members = _members(raw)
+    if not members.keys() <= ALLOWED[endpoint]:
+        raise _unknown(endpoint, members)
+    own = {name: members.pop(name) for name in OURS_FOR_CALLERS & members.keys()}
+    body = _encode(members)
+    if _quotes(raw) != _quotes(body) + (_quotes(_encode(own)) if own else 0):
+        raise errors.invalid("The body names a member twice. Every name may stand once in its object.")
+    return _call(endpoint, members, own, body[:-1], len(raw))
+
+
+def _members(raw: bytes) -> dict[str, Any]:
+    try:
+        members = _decode(raw)
+    except RecursionError:
+        raise errors.invalid("The body is nested too deeply.") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise errors.invalid(f"The body is not valid JSON: {error}") from None
+    if type(members) is not dict:
+        raise errors.invalid("The body must be a JSON object.")
+    return members
+
+
+def _quotes(text: bytes) -> int:
+    """Count the quotes that delimit strings. Decoding drops all but the last of equal names, and with each its two."""
+    if b"\\" not in text:
+        return text.count(b'"')
+    if b"\\\\" in text:
+        text = text.replace(b"\\\\", b"")
+    return text.count(b'"') - text.count(b'\\"')
+
+
+def _unknown(endpoint: str, members: dict[str, Any]) -> Exception:
+    name = min(members.keys() - ALLOWED[endpoint])
+    shown = name[:64]
+    if name in PLATFORM_ONLY:
+        return errors.invalid(f"The parameter {shown!r} is set by the platform and cannot be sent.", shown)
+    return errors.invalid(f"The parameter {shown!r} is not supported here.", shown)
+
+
+def _call(endpoint: str, members: dict[str, Any], own: dict[str, Any], body: bytes, size: int) -> Call:
+    must = MUST_HAVE[endpoint]
+    if must and not members.get(must):
+        raise errors.invalid(f"The parameter {must!r} is missing or empty.", must)
+    model = own.get("model")
+    if type(model) is not str or not model or len(model) > 256:
+        raise errors.invalid("The parameter 'model' must name a model.", "model")
+    if endpoint in {"embeddings", "tokenize"}:
+        return Call(endpoint, model, body, size, choices=0, single_text=_is_text(members.get("input", "")))
+    name = "max_completion_tokens" if own.get("max_completion_tokens") is not None else "max_tokens"
+    stream = _boolean(own, "stream")
+    prompts, single_text = (1, True) if endpoint == "chat" else _prompts(members["prompt"])
+    if own.get("store"):
+        raise errors.invalid("Answers are not stored here: 'store' must be false.", "store")
+    return Call(
+        endpoint,
+        model,
+        body,
+        size,
+        stream,
+        _include_usage(own, stream=stream),
+        _whole(own, name, 0, 2**31),
+        name,
+        prompts * max(_whole(members, "n", 1, MAX_CHOICES), _whole(members, "best_of", 1, MAX_CHOICES)),
+        single_text,
+        _tier(own.get("service_tier")),
+    )
+
+
+def _boolean(members: dict[str, Any], name: str) -> bool:
+    value = members.get(name)
+    if value is None or value is False:
+        return False
+    if value is True:
+        return True
+    raise errors.invalid(f"The parameter {name!r} must be true or false.", name)
+
+
+def _whole(members: dict[str, Any], name: str, default: int, top: int) -> int:
+    value = members.get(name)
+    if value is None:
+        return default
+    if type(value) is not int or not 1 <= value <= top:
+        raise errors.invalid(f"The parameter {name!r} must be a whole number from 1 to {top}.", name)
+    return value
+
+
+def _include_usage(own: dict[str, Any], *, stream: bool) -> bool:
+    options = own.get("stream_options")
+    if options is None:
+        return False
+    if type(options) is not dict or not options.keys() <= {"include_usage", "include_obfuscation"}:
+        raise errors.invalid("The parameter 'stream_options' takes 'include_usage' only.", "stream_options")
+    if not stream:
+        raise errors.invalid("The parameter 'stream_options' needs 'stream': true.", "stream_options")
+    return _boolean(options, "include_usage")
+
+
+def _prompts(prompt: Any) -> tuple[int, bool]:
+    """How many prompts, and whether it is one text: a list of token ids counts a token per two bytes, not per ratio."""
+    if type(prompt) is str:
+        return 1, True
+    if type(prompt) is not list:
+        raise errors.invalid("The parameter 'prompt' must be a string or a list.", "prompt")
+    return (1, False) if type(prompt[0]) is int else (len(prompt), False)
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _tier(name: Any) -> Tier | None:
+    if name is None or name == "auto":
+        return None
+    tier = TIERS.get(name) if type(name) is str else None
+    if tier is None:
+        raise errors.invalid("The parameter 'service_tier' is auto, default, priority or flex.", "service_tier")
+    return tier

@@ -1,0 +1,119 @@
+"""The head of an HTTP/1 request, checked, and the head of an answer, built. Pure.
+
+httptools in strict mode already refuses bad framing; what it lets through and we do not is refused here (each row of
+the parser-safety list of the data-plane study).
+"""
+
+from api.inference import errors
+from core.errors import ErrorKind, PlatformError
+
+HEAD_MAX = 32 * 1024
+HEADERS_MAX = 100
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_SINGLE = frozenset(
+    {b"host", b"authorization", b"content-length", b"transfer-encoding", b"expect", b"content-type", b"origin"}
+)
+_NOTED = _SINGLE | {b"content-encoding", b"x-tidegate-max-wait", b"x-forwarded-for", b"connection"}
+
+
+class Head:
+    """One request's head. Header names are lower case; `noted` holds those that matter to us."""
+
+    __slots__ = ("headers", "keep_alive", "length", "method", "noted", "path", "query", "target", "version")
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.noted: dict[bytes, bytes] = {}
+        self.method = b""
+        self.path = ""
+        self.query = b""
+        self.version = ""
+        self.keep_alive = True
+        self.length = 0  # of the body; -1: chunked
+
+
+def check(head: Head, *, upgrade: bool, body_max: int) -> None:
+    """Fill in what follows from the raw parts.
+
+    Raises:
+        PlatformError: the request is refused; the connection must close afterwards.
+    """
+    method, version = head.method, head.version
+    if method == b"CONNECT":
+        raise errors.method_not_allowed("GET, POST and the like, not CONNECT")
+    if version not in {"1.1", "1.0"}:
+        raise PlatformError("HTTP_VERSION_NOT_SUPPORTED", ErrorKind.INVALID, "Speak HTTP/1.1.")
+    if upgrade:
+        raise errors.invalid("Protocol upgrades are not supported.")
+    if not head.target.startswith(b"/"):
+        raise errors.invalid("The request target must be a path.")
+    path, _, head.query = head.target.partition(b"?")
+    head.path = path.decode("ascii", "replace")
+    _note(head)
+    noted = head.noted
+    if b"host" not in noted and version == "1.1":
+        raise errors.invalid("The Host header is missing.")
+    head.length = _body_length(noted, version)
+    if head.length > body_max:
+        raise errors.body_too_large(body_max)
+    expect = noted.get(b"expect")
+    if expect is not None and expect.lower() != b"100-continue":
+        raise PlatformError("EXPECTATION_FAILED", ErrorKind.INVALID, "Only 'Expect: 100-continue' is understood.")
+
+
+def _note(head: Head) -> None:
+    noted = head.noted
+    for name, value in head.headers:
+        if name in _NOTED:
+            if name in noted and name in _SINGLE:
+                raise errors.invalid(f"The header {name.decode()} stands there twice.")
+            noted[name] = value
+
+
+def _body_length(noted: dict[bytes, bytes], version: str) -> int:
+    encoding = noted.get(b"transfer-encoding")
+    if encoding is None:
+        return int(noted.get(b"content-length", b"0"))  # the parser has checked that these are digits
+    if version == "1.0":
+        raise errors.invalid("HTTP/1.0 has no Transfer-Encoding.")
+    if encoding.lower() != b"chunked":
+        raise PlatformError("NOT_IMPLEMENTED", ErrorKind.INVALID, "The only Transfer-Encoding is chunked.")
+    return -1
+
+
+def bearer(head: Head) -> str:
+    """The key in the Authorization header, or an empty string."""
+    scheme, _, key = head.noted.get(b"authorization", b"").partition(b" ")
+    return key.strip().decode("latin-1") if scheme.lower() == b"bearer" else ""
+
+
+def status_line(status: int) -> bytes:
+    """The first line of an answer."""
+    line = _STATUS_LINES.get(status)
+    return line if line is not None else b"HTTP/1.1 %d Status\r\n" % status
+
+
+def plain_head(status: int, content_type: bytes, length: int, extra: bytes, *, keep_alive: bool) -> bytes:
+    """The head of an answer with a known length. `extra` is whole header lines."""
+    return b"%bContent-Type: %b\r\nContent-Length: %d\r\n%b%b\r\n" % (
+        status_line(status),
+        content_type,
+        length,
+        extra,
+        b"" if keep_alive else b"Connection: close\r\n",
+    )
+
+
+def stream_head(extra: bytes, *, chunked: bool, keep_alive: bool) -> bytes:
+    """The head of an event stream; an HTTP/1.0 client gets bytes until the connection ends."""
+    return b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n%b%b%b\r\n" % (
+        b"Transfer-Encoding: chunked\r\nX-Accel-Buffering: no\r\n" if chunked else b"",
+        extra,
+        b"" if keep_alive else b"Connection: close\r\n",
+    )
+
+
+_STATUS_LINES = {
+    status: f"HTTP/1.1 {status} {phrase}\r\n".encode("ascii") for status, phrase in errors.REASONS.items()
+}
