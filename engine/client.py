@@ -146,6 +146,7 @@ class Connection(asyncio.Protocol):
         "head_bytes",
         "idle_since",
         "in_body",
+        "keep_alive",
         "parser",
         "parts",
         "pool",
@@ -172,7 +173,7 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self.content_type = self.retry_after = b""
-        self.encoded = self.framed = self.in_body = self.whole = False
+        self.encoded = self.framed = self.in_body = self.keep_alive = self.whole = False
         self.silent = True
         self.head_bytes = 0
 
@@ -250,7 +251,7 @@ class Connection(asyncio.Protocol):
         lower = name.lower()
         if lower == b"content-type":
             self.content_type = value
-        elif lower == b"content-length" or lower == b"transfer-encoding":
+        elif lower in {b"content-length", b"transfer-encoding"}:
             self.framed = True
         elif lower == b"retry-after":
             self.retry_after = value
@@ -266,6 +267,7 @@ class Connection(asyncio.Protocol):
         if self.encoded or status == 204:
             raise ValueError("not an answer we asked for")
         self.in_body = True
+        self.keep_alive = self.parser.should_keep_alive()  # the parser forgets it with the message
         if self.flight is not None:
             self.flight.sink.on_head(status, self.content_type, self.retry_after)
 
@@ -291,7 +293,7 @@ class Connection(asyncio.Protocol):
         self.flight = None
         transport = self.transport
         early = transport.get_write_buffer_size() > 0  # it answered before our request was out
-        if self.closing or early or not self.parser.should_keep_alive() or transport.is_closing():
+        if self.closing or early or not self.keep_alive or transport.is_closing():
             self.close()
         else:
             if flight.paused:

@@ -96,8 +96,6 @@ class TlsClient:
                     response.headers.get("Retry-After", "").encode("latin-1"),
                 )
                 while block := await response.content.read(READ_SIZE):
-                    if flight.ended:
-                        return
                     flight.sink.on_data(block)
                     await flight.open.wait()
             flight.finish(None)

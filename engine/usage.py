@@ -68,7 +68,7 @@ def _report(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         return raw
     if not isinstance(usage, Mapping):
         raise UsageRejected("usage is not an object")
-    return {**usage, "timings": timings} if isinstance(timings, Mapping) else usage
+    return {**usage, "timings": timings} if timings is not None and isinstance(timings, Mapping) else usage
 
 
 def _totals(report: Mapping[str, Any]) -> tuple[int, int]:
@@ -96,7 +96,9 @@ def _part(report: Mapping[str, Any], places: tuple[tuple[str, str], ...]) -> int
     """Return the count at the first place that has one; 0 when none has."""
     for container, member in places:
         holder = report.get(container) if container else report
-        if isinstance(holder, Mapping) and (count := _count(holder, member)) is not None:
+        if holder is None:
+            continue
+        if (type(holder) is dict or isinstance(holder, Mapping)) and (count := _count(holder, member)) is not None:
             return count
     return 0
 

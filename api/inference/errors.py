@@ -103,6 +103,24 @@ def body_too_large(limit: int) -> PlatformError:
     return PlatformError("BODY_TOO_LARGE", ErrorKind.TOO_LARGE, f"The request body is larger than {limit} bytes.")
 
 
+def not_found(path: str) -> PlatformError:
+    return PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, f"There is nothing at {path[:200]!r}.")
+
+
+def headers_too_large() -> PlatformError:
+    return PlatformError(
+        "HEADERS_TOO_LARGE", ErrorKind.INVALID, "The request head may have 32 KB and 100 headers at most."
+    )
+
+
+def request_timeout() -> PlatformError:
+    return PlatformError("REQUEST_TIMEOUT", ErrorKind.INVALID, "The request did not arrive in time.")
+
+
+def unsupported_encoding() -> PlatformError:
+    return PlatformError("UNSUPPORTED_MEDIA_TYPE", ErrorKind.INVALID, "Send the body without Content-Encoding.")
+
+
 def method_not_allowed(allowed: str) -> PlatformError:
     return PlatformError("METHOD_NOT_ALLOWED", ErrorKind.INVALID, f"This path takes {allowed}.")
 

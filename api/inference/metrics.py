@@ -83,9 +83,7 @@ class Metrics:
             ("tokens_total", "kind", self.tokens),
         ):
             lines.append(f"# TYPE tidegate_gateway_{name} counter")
-            lines.extend(
-                f'tidegate_gateway_{name}{{{label}="{key}"}} {value}' for key, value in sorted(values.items())
-            )
+            lines.extend(f'tidegate_gateway_{name}{{{label}="{key}"}} {value}' for key, value in sorted(values.items()))
         for name, histogram in (
             ("request_duration_seconds", self.duration),
             ("ttft_seconds", self.ttft),

@@ -1,5 +1,7 @@
-"""What the gateway needs from its neighbours, as types: the real ones are `scheduler.admission.Admission`,
-`billing.spool.SpoolWriter`, `billing.price_book.PriceTable` and `knative.wake.StateFeed`.
+"""What the gateway needs from its neighbours, as types.
+
+The real ones are `scheduler.admission.Admission`, `billing.spool.SpoolWriter`,
+`billing.price_book.PriceTable` and `knative.wake.StateFeed`.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -28,6 +28,7 @@ class Relay:
         "body",
         "call",
         "content_type",
+        "deadline",
         "done",
         "failure",
         "first_at",
@@ -50,6 +51,7 @@ class Relay:
         self.body: list[bytes] = []
         self.size = 0
         self.first_at = 0.0
+        self.deadline = 0.0  # monotonic; the sweeper ends it then
 
     def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
         self.status = status
@@ -169,6 +171,7 @@ class AnswerFacts(msgspec.Struct):
 
     id: Any = None
     usage: Any = None
+    timings: Any = None
 
 
 _facts = msgspec.json.Decoder(AnswerFacts).decode
@@ -215,6 +218,7 @@ def _engine_message(body: bytes) -> tuple[str, str | None]:
         return "", None
     if type(found) is not dict:
         return "", None
-    error = found.get("error") if type(found.get("error")) is dict else found
+    inner = found.get("error")
+    error: dict[str, Any] = inner if type(inner) is dict else found
     message, param = error.get("message"), error.get("param")
     return (message[:1000] if type(message) is str else ""), (param[:64] if type(param) is str else None)

@@ -78,9 +78,9 @@ def parse(endpoint: str, raw: bytes) -> Call:
     members = _members(raw)
     if not members.keys() <= ALLOWED[endpoint]:
         raise _unknown(endpoint, members)
-    own = {name: members.pop(name) for name in OURS_FOR_CALLERS & members.keys()}
+    own = {name: members.pop(name) for name in members.keys() & OURS_FOR_CALLERS}
     body = _encode(members)
-    if _quotes(raw) != _quotes(body) + (_quotes(_encode(own)) if own else 0):
+    if _quotes(raw) != _quotes(body) + _quotes(_encode(own)):
         raise errors.invalid("The body names a member twice. Every name may stand once in its object.")
     return _call(endpoint, members, own, body[:-1], len(raw))
 
@@ -124,8 +124,10 @@ def _call(endpoint: str, members: dict[str, Any], own: dict[str, Any], body: byt
     if endpoint in {"embeddings", "tokenize"}:
         return Call(endpoint, model, body, size, choices=0, single_text=_is_text(members.get("input", "")))
     name = "max_completion_tokens" if own.get("max_completion_tokens") is not None else "max_tokens"
-    stream = _boolean(own, "stream")
-    prompts, single_text = (1, True) if endpoint == "chat" else _prompts(members["prompt"])
+    stream = "stream" in own and _boolean(own, "stream")
+    choices, single_text = (1, True) if endpoint == "chat" else _prompts(members["prompt"])
+    if "n" in members or "best_of" in members:
+        choices *= max(_whole(members, "n", 1, MAX_CHOICES), _whole(members, "best_of", 1, MAX_CHOICES))
     if own.get("store"):
         raise errors.invalid("Answers are not stored here: 'store' must be false.", "store")
     return Call(
@@ -134,12 +136,12 @@ def _call(endpoint: str, members: dict[str, Any], own: dict[str, Any], body: byt
         body,
         size,
         stream,
-        _include_usage(own, stream=stream),
+        "stream_options" in own and _include_usage(own, stream=stream),
         _whole(own, name, 0, 2**31),
         name,
-        prompts * max(_whole(members, "n", 1, MAX_CHOICES), _whole(members, "best_of", 1, MAX_CHOICES)),
+        choices,
         single_text,
-        _tier(own.get("service_tier")),
+        _tier(own["service_tier"]) if "service_tier" in own else None,
     )
 
 

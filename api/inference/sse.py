@@ -31,9 +31,9 @@ class EventFilter:
         "overflow",
         "patterns",
         "rename",
+        "report",
         "tail",
         "upstream_id",
-        "usage",
     )
 
     def __init__(self, upstream_model: str, public_model: str, *, include_usage: bool, chat: bool) -> None:
@@ -41,7 +41,7 @@ class EventFilter:
         self.done = False
         self.failed = False  # the engine reported an error inside its stream
         self.overflow = False
-        self.usage: dict[str, Any] | None = None
+        self.report: dict[str, Any] | None = None  # the last ``usage``, with llama.cpp's ``timings`` beside it
         self.closing_facts: dict[str, Any] = {}  # id, object, created of the stream, for a usage chunk of ours
         self.upstream_id = ""
         self.deltas = 0
@@ -123,7 +123,7 @@ class EventFilter:
             return event
         usage = document.pop("usage")
         if type(usage) is dict:
-            self.usage = usage
+            self.report = {"usage": usage, "timings": document.get("timings")}
         elif usage is None and self.keep_null_usage:
             return event
         if not document.get("choices") and "error" not in document:

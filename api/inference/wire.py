@@ -19,7 +19,7 @@ _NOTED = _SINGLE | {b"content-encoding", b"x-tidegate-max-wait", b"x-forwarded-f
 class Head:
     """One request's head. Header names are lower case; `noted` holds those that matter to us."""
 
-    __slots__ = ("headers", "keep_alive", "length", "method", "noted", "path", "query", "target", "version")
+    __slots__ = ("headers", "keep_alive", "length", "method", "noted", "path", "query", "target", "upgrade", "version")
 
     def __init__(self) -> None:
         self.target = b""
@@ -30,10 +30,11 @@ class Head:
         self.query = b""
         self.version = ""
         self.keep_alive = True
+        self.upgrade = False
         self.length = 0  # of the body; -1: chunked
 
 
-def check(head: Head, *, upgrade: bool, body_max: int) -> None:
+def check(head: Head, *, body_max: int) -> None:
     """Fill in what follows from the raw parts.
 
     Raises:
@@ -44,7 +45,7 @@ def check(head: Head, *, upgrade: bool, body_max: int) -> None:
         raise errors.method_not_allowed("GET, POST and the like, not CONNECT")
     if version not in {"1.1", "1.0"}:
         raise PlatformError("HTTP_VERSION_NOT_SUPPORTED", ErrorKind.INVALID, "Speak HTTP/1.1.")
-    if upgrade:
+    if head.upgrade:
         raise errors.invalid("Protocol upgrades are not supported.")
     if not head.target.startswith(b"/"):
         raise errors.invalid("The request target must be a path.")
@@ -84,8 +85,29 @@ def _body_length(noted: dict[bytes, bytes], version: str) -> int:
 
 def bearer(head: Head) -> str:
     """The key in the Authorization header, or an empty string."""
-    scheme, _, key = head.noted.get(b"authorization", b"").partition(b" ")
+    return bearer_of(head.noted.get(b"authorization", b""))
+
+
+def bearer_of(authorization: bytes) -> str:
+    """The key in the value of an Authorization header, or an empty string."""
+    scheme, _, key = authorization.partition(b" ")
     return key.strip().decode("latin-1") if scheme.lower() == b"bearer" else ""
+
+
+def client_address(head: Head, peer: str, trusted_proxies: tuple[str, ...]) -> str:
+    """The caller's address: the peer, or what a proxy we trust says of it (its last entry)."""
+    if peer in trusted_proxies:
+        forwarded = head.noted.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()
+        return forwarded.decode("latin-1") or peer
+    return peer
+
+
+def cors_lines(head: Head, origins: tuple[str, ...]) -> bytes:
+    """Header lines for a browser of an allowed origin."""
+    origin = head.noted.get(b"origin", b"")
+    if not origin or ("*" not in origins and origin.decode("latin-1") not in origins):
+        return b""
+    return b"Access-Control-Allow-Origin: %b\r\nVary: Origin\r\nAccess-Control-Expose-Headers: *\r\n" % origin
 
 
 def status_line(status: int) -> bytes:
@@ -107,13 +129,14 @@ def plain_head(status: int, content_type: bytes, length: int, extra: bytes, *, k
 
 def stream_head(extra: bytes, *, chunked: bool, keep_alive: bool) -> bytes:
     """The head of an event stream; an HTTP/1.0 client gets bytes until the connection ends."""
-    return b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n%b%b%b\r\n" % (
-        b"Transfer-Encoding: chunked\r\nX-Accel-Buffering: no\r\n" if chunked else b"",
-        extra,
-        b"" if keep_alive else b"Connection: close\r\n",
+    return (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n%b%b%b\r\n"
+        % (
+            b"Transfer-Encoding: chunked\r\nX-Accel-Buffering: no\r\n" if chunked else b"",
+            extra,
+            b"" if keep_alive else b"Connection: close\r\n",
+        )
     )
 
 
-_STATUS_LINES = {
-    status: f"HTTP/1.1 {status} {phrase}\r\n".encode("ascii") for status, phrase in errors.REASONS.items()
-}
+_STATUS_LINES = {status: f"HTTP/1.1 {status} {phrase}\r\n".encode("ascii") for status, phrase in errors.REASONS.items()}

@@ -1,0 +1,135 @@
+"""Stages one and two of `pipeline.serve`: who calls, and what they get. Reads memory only."""
+
+from functools import lru_cache
+from ipaddress import ip_address, ip_network
+
+from api.inference import errors
+from api.inference.directory import Directory, Offer, engine_fields, may_use
+from api.inference.ports import Admission
+from api.inference.request import Call
+from catalog.types import ServedModel
+from core.errors import ErrorKind, PlatformError
+from tenants import quotas
+from tenants.api_keys import well_formed
+from tenants.types import Principal
+
+SCOPE = "inference"
+NAMES_SHOWN = 50
+_REFUSALS = {
+    "KEY_REVOKED": (ErrorKind.UNAUTHENTICATED, "This API key was revoked. Use another one."),
+    "KEY_EXPIRED": (ErrorKind.UNAUTHENTICATED, "This API key has expired. Use another one."),
+    "PROJECT_SUSPENDED": (ErrorKind.FORBIDDEN, "The project of this API key is suspended."),
+    "TENANT_SUSPENDED": (ErrorKind.FORBIDDEN, "The tenant of this API key is suspended."),
+}
+
+
+def authenticate(directory: Directory, digest: bytes, now_us: int, client_ip: str) -> Principal:
+    """Return who calls.
+
+    Raises:
+        PlatformError: 401 for a key that is unknown, revoked or expired; 403 for one that may not call here.
+    """
+    principal = directory.principals.get(digest)
+    if principal is None:
+        raise PlatformError("INVALID_API_KEY", ErrorKind.UNAUTHENTICATED, "This API key is not known.")
+    if principal.refusal:
+        kind, message = _REFUSALS.get(principal.refusal, (ErrorKind.FORBIDDEN, "This API key may not call."))
+        raise PlatformError(principal.refusal, kind, message)
+    if principal.expires_at_us and principal.expires_at_us <= now_us:
+        kind, message = _REFUSALS["KEY_EXPIRED"]
+        raise PlatformError("KEY_EXPIRED", kind, message)
+    if SCOPE not in principal.scopes:
+        raise PlatformError("SCOPE_MISSING", ErrorKind.FORBIDDEN, f"This API key does not have the scope {SCOPE!r}.")
+    if principal.allowed_networks and not _in_networks(client_ip, principal.allowed_networks):
+        raise PlatformError("FORBIDDEN", ErrorKind.FORBIDDEN, "This API key may not be used from this address.")
+    return principal
+
+
+def missing_key(key: str) -> PlatformError:
+    """The refusal of a request whose key cannot be one of ours."""
+    if not key:
+        message = "Send an API key: 'Authorization: Bearer tg_…'."
+    elif not well_formed(key):
+        message = "This is not an API key of this platform, or it has a typo."
+    else:
+        message = "This API key is not known."
+    return PlatformError("INVALID_API_KEY", ErrorKind.UNAUTHENTICATED, message)
+
+
+@lru_cache(maxsize=4096)
+def _in_networks(address: str, networks: tuple[str, ...]) -> bool:
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return False
+    return any(found in ip_network(network, strict=False) for network in networks)
+
+
+def resolve(directory: Directory, admission: Admission, principal: Principal, call: Call) -> Offer:
+    """Return the model's deployment and the price, frozen for this request.
+
+    Raises:
+        PlatformError: 404 with the models the key may use, 403 for tier or model, 400 for an endpoint it lacks.
+    """
+    key = (principal.key_id, call.model, call.tier, call.endpoint)
+    offer = directory.offers.get(key)
+    if offer is None or offer.principal is not principal:
+        offer = _resolve(directory, admission, principal, call)
+        directory.remember(key, offer)
+    if call.max_tokens > offer.model.context_max:
+        raise errors.invalid(
+            f"The parameter {call.max_tokens_name!r} is at most {offer.model.context_max} for this model.",
+            call.max_tokens_name,
+        )
+    return offer
+
+
+def _resolve(directory: Directory, admission: Admission, principal: Principal, call: Call) -> Offer:
+    model = find_model(directory, principal, call.model)
+    if call.endpoint not in model.endpoints and call.endpoint != "tokenize":
+        served = ", ".join(sorted(model.endpoints))
+        raise errors.invalid(f"The model {model.name!r} does not serve {call.endpoint}; it serves {served}.", "model")
+    tier = principal.tier_default if call.tier is None else call.tier
+    if tier > principal.tier_max:
+        raise PlatformError(
+            "TIER_NOT_ALLOWED",
+            ErrorKind.FORBIDDEN,
+            f"This API key may not use the tier {tier.label!r}.",
+            param="service_tier",
+        )
+    prices = directory.prices
+    schedule = (
+        None if prices is None else prices.schedule(model.model_id, tier, principal.currency, principal.tenant_id)
+    )
+    if schedule is None:
+        raise PlatformError(
+            "TIER_NOT_PRICED",
+            ErrorKind.FORBIDDEN,
+            f"The model {model.name!r} has no price for the tier {tier.label!r}.",
+            param="service_tier",
+        )
+    prepared = admission.prepare(quotas.demands(principal, model))
+    return Offer(principal, model, tier, schedule, prepared, engine_fields(principal, model, tier, call.endpoint))
+
+
+def find_model(directory: Directory, principal: Principal, name: str) -> ServedModel:
+    """Return the model of this public name, when there is one and the principal may use it."""
+    model = directory.models.get(name)
+    if model is not None and may_use(principal, name):
+        return model
+    if model is not None:
+        raise PlatformError(
+            "MODEL_NOT_ALLOWED",
+            ErrorKind.FORBIDDEN,
+            f"This API key may not use the model {name[:100]!r}.",
+            param="model",
+        )
+    names = [found.name for found in directory.usable(principal)[:NAMES_SHOWN]]
+    listed = ", ".join(names) or "none"
+    raise PlatformError(
+        "MODEL_NOT_FOUND",
+        ErrorKind.NOT_FOUND,
+        f"There is no model {name[:100]!r}. This API key may use: {listed}.",
+        param="model",
+        fields={"models": names},
+    )

@@ -1,0 +1,74 @@
+"""Stage four: hand every demand of the request to the one admission script."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from api.inference import errors, estimate
+from api.inference.gateway import Gateway
+from api.inference.job import Job, Request
+from api.inference.ports import LimitState
+from billing import holds
+from core.errors import PlatformError
+
+PATIENCE_HEADER = b"x-tidegate-max-wait"  # seconds the caller is willing to wait for a place or a wake
+
+
+async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
+    """Return the grant.
+
+    Raises:
+        PlatformError: whatever limit, credit or the caller's patience says.
+    """
+    if gateway.draining:
+        raise errors.unavailable("This gateway is shutting down. Try again.")
+    if gateway.spool.full:
+        raise errors.unavailable("Usage cannot be recorded now, so no new work is taken. Try again shortly.", 5)
+    call, offer = job.call, job.offer
+    model = offer.model
+    wait_s = patience(request.head.noted.get(PATIENCE_HEADER), min(model.max_wait_s, gateway.settings.max_wait_s))
+    job.patience_until = job.started + wait_s
+    money = None
+    if call.endpoint != "tokenize":  # which costs nothing
+        money = holds.demand(
+            offer.principal.tenant_id,
+            offer.schedule,
+            prompt_tokens=estimate.prompt_tokens(call, model),
+            output_tokens=estimate.output_tokens(call, model),
+        )
+    grant = await gateway.admission.acquire(job.id, offer.prepared, money, model=model, tier=offer.tier, wait_s=wait_s)
+    job.admitted_at_us = gateway.clock.now_us()
+    if grant.limits:
+        job.limits = limit_headers(grant.limits)
+    return grant
+
+
+def limit_headers(limits: Sequence[LimitState]) -> bytes:
+    """Header lines that say how much of each of the caller's limits is left."""
+    return b"".join(
+        [
+            b"X-Ratelimit-Limit-%b: %d\r\nX-Ratelimit-Remaining-%b: %d\r\nX-Ratelimit-Reset-%b: %ds\r\n"
+            % (name := limit.name.encode(), limit.limit, name, limit.remaining, name, limit.reset_s)
+            for limit in limits
+        ]
+    )
+
+
+def patience(header: bytes | None, most: int) -> float:
+    """Return the seconds the caller waits at most.
+
+    Raises:
+        PlatformError: the header is not a number of seconds.
+    """
+    if header is None:
+        return float(most)
+    try:
+        named = float(header)
+    except ValueError:
+        named = -1.0
+    if not 0 <= named < 1e6:
+        raise _bad_patience()
+    return min(named, float(most))
+
+
+def _bad_patience() -> PlatformError:
+    return errors.invalid("The header X-Tidegate-Max-Wait is a number of seconds.")

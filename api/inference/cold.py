@@ -1,0 +1,163 @@
+"""The ASGI app of all paths that are not inference: models, health, metrics, CORS, and the way to the control plane."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from api.inference import access, errors
+from api.inference.bridge import Message
+from api.inference.control_proxy import ControlProxy
+from api.inference.gateway import Gateway
+from api.inference.wire import bearer_of
+from billing.types import PriceSchedule
+from catalog.types import DeploymentKind, ServedModel
+from core.errors import PlatformError
+from core.money import format_pico
+from core.tiers import Tier
+from knative.types import ReplicaState
+from tenants.api_keys import digest
+from tenants.types import Principal
+
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+TOKENS_PRICED = 1_000_000
+
+
+class ColdApp:
+    """Dispatch by path; anything unknown here belongs to the control plane."""
+
+    def __init__(
+        self, gateway: Gateway, proxy: ControlProxy, readiness: Callable[[], Awaitable[dict[str, str]]]
+    ) -> None:
+        self._gateway = gateway
+        self._proxy = proxy
+        self._readiness = readiness
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        method: str = scope["method"]
+        headers = dict(scope["headers"])
+        origins = self._gateway.settings.cors_origins
+        if method == "OPTIONS" and origins and b"access-control-request-method" in headers:
+            await _send(send, 204, b"", _preflight(headers, origins))
+            return
+        if method in {"GET", "HEAD"}:
+            answer = await self._own(path, headers, scope)
+            if answer is not None:
+                status, body, content_type = answer
+                await _send(send, status, body, [(b"content-type", content_type), *_cors(headers, origins)])
+                return
+        await self._proxy.forward(scope, receive, send)
+
+    async def _own(
+        self, path: str, headers: dict[bytes, bytes], scope: dict[str, Any]
+    ) -> tuple[int, bytes, bytes] | None:
+        if path in {"/health", "/healthz"}:
+            return 200, b'{"status":"ok"}', b"application/json"
+        if path == "/ready":
+            parts = await self._readiness()
+            ready = all(value == "ok" for value in parts.values())
+            body = msgspec.json.encode({"status": "ok" if ready else "not_ready", "parts": parts})
+            return (200 if ready else 503), body, b"application/json"
+        if path == "/metrics":
+            return 200, self._metrics().encode(), b"text/plain; version=0.0.4; charset=utf-8"
+        if path == "/v1/models" or path.startswith("/v1/models/"):
+            try:
+                return 200, self._models(path, headers, scope), b"application/json"
+            except PlatformError as error:
+                return errors.status_of(error), errors.body_of(error), b"application/json"
+        return None
+
+    def _metrics(self) -> str:
+        gateway = self._gateway
+        return gateway.metrics.text(
+            {
+                "connections": len(gateway.connections),
+                "streams": len(gateway.relays),
+                "config_revision": gateway.directory.revision,
+                "config_age_seconds": gateway.clock.monotonic() - gateway.directory.fresh_at,
+                "principals": len(gateway.directory.principals),
+                "spool_full": int(gateway.spool.full),
+                "spool_unposted_bytes": getattr(gateway.spool, "bytes_unposted", 0),
+            }
+        )
+
+    def _models(self, path: str, headers: dict[bytes, bytes], scope: dict[str, Any]) -> bytes:
+        gateway = self._gateway
+        key = bearer_of(headers.get(b"authorization", b""))
+        if not key:
+            raise access.missing_key(key)
+        principal = access.authenticate(
+            gateway.directory, digest(gateway.pepper, key), gateway.clock.now_us(), scope["client"][0]
+        )
+        name = path.removeprefix("/v1/models").removeprefix("/")
+        if name:
+            return msgspec.json.encode(self._entry(principal, access.find_model(gateway.directory, principal, name)))
+        entries = [self._entry(principal, model) for model in gateway.directory.usable(principal)]
+        return msgspec.json.encode({"object": "list", "data": entries})
+
+    def _entry(self, principal: Principal, model: ServedModel) -> dict[str, Any]:
+        gateway = self._gateway
+        state, eta_s = "ready", 0
+        if model.kind is not DeploymentKind.EXTERNAL:
+            current = gateway.states.current(model.deployment_id)
+            state = current.state.value if current is not None else ReplicaState.ABSENT.value
+            eta_s = current.eta_s if current is not None else 0
+        prices = gateway.directory.prices
+        tiers = {}
+        for tier in Tier:
+            if prices is None or tier > principal.tier_max:
+                continue
+            schedule = prices.schedule(model.model_id, tier, principal.currency, principal.tenant_id)
+            if schedule is not None:
+                tiers[tier.label] = _per_million(schedule)
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": model.created_at_s,
+            "owned_by": model.owned_by,
+            "context_max": model.context_max,
+            "default_max_tokens": model.default_max_tokens,
+            "endpoints": sorted(model.endpoints),
+            "state": state,
+            "cold_start_estimate_s": eta_s,
+            "price_per_million_tokens": {"currency": principal.currency.value, "tiers": tiers},
+        }
+
+
+def _per_million(schedule: PriceSchedule) -> dict[str, str]:
+    return {
+        "input": format_pico(schedule.input * TOKENS_PRICED),
+        "cached_input": format_pico(schedule.cached_input * TOKENS_PRICED),
+        "output": format_pico(schedule.output * TOKENS_PRICED),
+        "reasoning": format_pico(schedule.reasoning * TOKENS_PRICED),
+    }
+
+
+def _cors(headers: dict[bytes, bytes], origins: tuple[str, ...]) -> list[tuple[bytes, bytes]]:
+    origin = headers.get(b"origin", b"")
+    if not origin or ("*" not in origins and origin.decode("latin-1") not in origins):
+        return []
+    return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), (b"access-control-expose-headers", b"*")]
+
+
+def _preflight(headers: dict[bytes, bytes], origins: tuple[str, ...]) -> list[tuple[bytes, bytes]]:
+    allowed = _cors(headers, origins)
+    if not allowed:
+        return []
+    return [
+        *allowed,
+        (b"access-control-allow-methods", b"GET, POST, PUT, PATCH, DELETE"),
+        (
+            b"access-control-allow-headers",
+            headers.get(b"access-control-request-headers", b"authorization, content-type"),
+        ),
+        (b"access-control-max-age", b"600"),
+    ]
+
+
+async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    length = [] if status == 204 else [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, *length]})
+    await send({"type": "http.response.body", "body": body})

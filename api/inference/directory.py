@@ -1,0 +1,78 @@
+"""What the request path knows of keys, models and prices: plain maps in memory, replaced or patched by `snapshot`."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from api.inference.ports import Prices
+from billing.types import PriceSchedule
+from catalog.types import EngineKind, ServedModel
+from core.tiers import Tier
+from tenants.types import Principal
+
+OFFERS_MAX = 50_000
+
+
+class Offer(msgspec.Struct, frozen=True, gc=False):
+    """A principal's use of a model at a tier, resolved and priced; cached until anything changes.
+
+    `fields` are our members of the engine's JSON that do not depend on the request.
+    """
+
+    principal: Principal
+    model: ServedModel
+    tier: Tier
+    schedule: PriceSchedule
+    prepared: Any
+    fields: bytes
+
+
+class Directory:
+    """The maps, and the offers derived from them."""
+
+    def __init__(self) -> None:
+        self.principals: dict[bytes, Principal] = {}
+        self.models: Mapping[str, ServedModel] = {}
+        self.prices: Prices | None = None
+        self.credentials: dict[UUID, str] = {}  # deployment → upstream credential, opened
+        self.revision = -1
+        self.loaded = False
+        self.fresh_at = 0.0  # monotonic time of the last successful look at Postgres
+        self.offers: dict[tuple[UUID, str, Tier | None, str], Offer] = {}
+
+    def changed(self) -> None:
+        """Forget what was derived."""
+        self.offers.clear()
+
+    def remember(self, key: tuple[UUID, str, Tier | None, str], offer: Offer) -> None:
+        if len(self.offers) >= OFFERS_MAX:
+            self.offers.clear()
+        self.offers[key] = offer
+
+    def usable(self, principal: Principal) -> list[ServedModel]:
+        """The models this principal may call, by name."""
+        return sorted(
+            (model for model in self.models.values() if may_use(principal, model.name)), key=lambda model: model.name
+        )
+
+
+def may_use(principal: Principal, name: str) -> bool:
+    patterns = principal.model_patterns
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def engine_fields(principal: Principal, model: ServedModel, tier: Tier, endpoint: str) -> bytes:
+    """Our members of the engine's JSON, without braces.
+
+    Priority is written only when it is not vLLM's own default, since vLLM refuses any other unless it schedules by it.
+    """
+    fields: dict[str, Any] = {"model": model.upstream_model}
+    if model.engine is EngineKind.VLLM and endpoint in {"chat", "completions"}:
+        if principal.cache_salt:
+            fields["cache_salt"] = principal.cache_salt
+        if tier is not Tier.STANDARD:
+            fields["priority"] = 10 * (int(Tier.STANDARD) - int(tier))
+    return msgspec.json.encode(fields)[1:-1]

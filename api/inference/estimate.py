@@ -1,0 +1,21 @@
+"""How much a request can use at most, before anybody has counted. Pure."""
+
+from api.inference.request import Call
+from catalog.types import ServedModel
+
+
+def prompt_tokens(call: Call, model: ServedModel) -> int:
+    """An upper bound: a token is at least so many bytes of the body, and one prompt at most fills the context."""
+    ratio = model.bytes_per_token_milli if call.single_text else 1000
+    bound = -(-call.size * 1000 // max(ratio, 1)) + model.template_tokens
+    return min(bound, model.context_max) if call.single_text and call.endpoint != "embeddings" else bound
+
+
+def output_tokens(call: Call, model: ServedModel) -> int:
+    """What the engine is allowed to generate, over all choices."""
+    return max_tokens(call, model) * call.choices
+
+
+def max_tokens(call: Call, model: ServedModel) -> int:
+    """What the engine is told, for one choice."""
+    return call.max_tokens or min(model.default_max_tokens, model.context_max)

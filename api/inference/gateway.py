@@ -1,0 +1,99 @@
+"""What one gateway process is made of, handed to every stage. Built in `app.run`, or by a test."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from api.inference.access_log import AccessLog
+from api.inference.directory import Directory
+from api.inference.metrics import Metrics
+from api.inference.ports import Admission, Spool, States
+from api.inference.request import Call
+from core.clock import Clock
+from core.settings import Gateway as GatewaySettings
+from engine.client import UpstreamPool
+from engine.tls_client import UpstreamClient
+from tenants.types import Principal
+
+Inspector = Callable[[Principal, Call], Awaitable[None]]
+"""Looks at a prompt before it is admitted; raises PlatformError to refuse it."""
+
+
+class Waiters:
+    """Futures with one common patience: a first-in-first-out line and at most one timer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
+        self._loop = loop
+        self._patience_s = patience_s
+        self._line: deque[tuple[float, asyncio.Future[str]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, waiter: "asyncio.Future[str]") -> None:
+        """`waiter` gets ``"late"`` unless it is done by then."""
+        self._line.append((self._loop.time() + self._patience_s, waiter))
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._patience_s, self._expire)
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        line = self._line
+        while line and (line[0][0] <= now or line[0][1].done()):
+            waiter = line.popleft()[1]
+            if not waiter.done():
+                waiter.set_result("late")
+        self._timer = self._loop.call_at(line[0][0], self._expire) if line else None
+
+
+class RetryBudget:
+    """Retries may be a tenth of the requests, and ten at once when it is quiet: a sick engine is not beaten harder."""
+
+    def __init__(self, *, share: float = 0.1, burst: float = 10.0) -> None:
+        self._share = share
+        self._burst = burst
+        self._tokens = burst
+
+    def earn(self) -> None:
+        if self._tokens < self._burst:
+            self._tokens += self._share
+
+    def spend(self) -> bool:
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+@dataclass(slots=True)
+class Gateway:
+    """The parts, and what is shared between connections."""
+
+    loop: asyncio.AbstractEventLoop
+    settings: GatewaySettings
+    clock: Clock
+    pepper: bytes
+    new_id: Callable[[], UUID]
+    directory: Directory
+    admission: Admission
+    spool: Spool
+    states: States
+    pool: UpstreamPool
+    upstream: UpstreamClient
+    metrics: Metrics
+    log: AccessLog
+    cold_app: Any = None  # ASGI
+    inspectors: Mapping[UUID, Inspector] = field(default_factory=dict)  # by project; none is the usual case
+    connections: set[Any] = field(default_factory=set)
+    relays: set[Any] = field(default_factory=set)
+    held: dict[UUID, int] = field(default_factory=dict)  # deployment → callers that wait here for its wake
+    retries: RetryBudget = field(default_factory=RetryBudget)
+    durable: Waiters = field(init=False)
+    date_line: bytes = b""
+    now: float = 0.0  # monotonic, as coarse as the sweeper's step
+    draining: bool = False
+
+    def __post_init__(self) -> None:
+        self.durable = Waiters(self.loop, self.settings.spool_wait_ms / 1000)
+        self.now = self.clock.monotonic()

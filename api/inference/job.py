@@ -1,0 +1,80 @@
+"""One request while it is served: what each stage found, for the stages after it and for the bill."""
+
+from typing import Any, Protocol
+from uuid import UUID
+
+from api.inference.directory import Offer
+from api.inference.relay import Relay
+from api.inference.request import Call
+from api.inference.wire import Head
+from core.ids import IdKind
+from tenants.types import Principal
+
+_PREFIX = IdKind.GENERATION.value + "_"
+
+
+class Request:
+    """A whole inference request as it came over the wire."""
+
+    __slots__ = ("body", "client_ip", "digest", "endpoint", "head")
+
+    def __init__(self, head: Head, endpoint: str, digest: bytes, client_ip: str) -> None:
+        self.head = head
+        self.endpoint = endpoint
+        self.digest = digest
+        self.client_ip = client_ip
+        self.body = b""
+
+
+class Client(Protocol):
+    """The caller's connection, as the stages see it."""
+
+    @property
+    def gone(self) -> bool: ...
+
+    settling: bool  # set once the caller's leaving must no longer cancel the work
+
+    def begin_stream(self, extra: bytes) -> None: ...
+
+    def stream(self, data: bytes) -> None: ...
+
+    def end_stream(self, data: bytes) -> None: ...
+
+    @property
+    def streaming(self) -> bool: ...
+
+    def attach(self, flow: Any) -> None: ...
+
+    def respond(self, status: int, body: bytes, extra: bytes) -> None: ...
+
+
+class Job:
+    """Filled in stage by stage."""
+
+    __slots__ = (
+        "admitted_at_us",
+        "call",
+        "grant",
+        "id",
+        "limits",
+        "offer",
+        "patience_until",
+        "principal",
+        "public_id",
+        "relay",
+        "started",
+    )
+
+    principal: Principal
+    call: Call
+    offer: Offer
+
+    def __init__(self, request_id: UUID, started: float) -> None:
+        self.id = request_id
+        self.public_id = _PREFIX + request_id.hex
+        self.started = started
+        self.patience_until = started
+        self.admitted_at_us = 0
+        self.grant: Any = None  # what admission gave, until it is given back
+        self.limits: bytes = b""  # header lines of the caller's limits
+        self.relay: Relay | None = None

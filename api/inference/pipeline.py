@@ -1,0 +1,59 @@
+"""The product in one function: every stage of an inference request, in order, and undone in reverse.
+
+No stage calls another; each lives in a module of its own and gets what the stages before it found.
+"""
+
+import asyncio
+
+from api.inference import errors, settle
+from api.inference.access import authenticate, resolve
+from api.inference.admit import admit
+from api.inference.gateway import Gateway
+from api.inference.job import Client, Job, Request
+from api.inference.request import parse
+from api.inference.route import route
+from api.inference.stream import stream
+from core.errors import PlatformError
+
+
+async def serve(gateway: Gateway, request: Request, client: Client) -> None:
+    """Answer one inference request, whatever happens to client, engine or us.
+
+    Every ending passes `settle`: what was admitted is given back and what was used is charged, exactly once.
+    """
+    clock = gateway.clock
+    job = Job(gateway.new_id(), clock.monotonic())
+    error: PlatformError | None = None
+    try:
+        # 1. authenticate: key → principal, from memory.
+        principal = authenticate(gateway.directory, request.digest, clock.now_us(), request.client_ip)
+        job.principal = principal
+        # 2. resolve: model → deployment, tier, and the price frozen for this request.
+        job.call = call = parse(request.endpoint, request.body)
+        job.offer = resolve(gateway.directory, gateway.admission, principal, call)
+        # 3. inspect: the project's policy on the prompt; most projects have none.
+        inspect = gateway.inspectors.get(principal.project_id)
+        if inspect is not None:
+            await inspect(principal, call)
+        # 4. admit: every limit and the money hold, all or nothing; may wait in the queue.
+        job.grant = await admit(gateway, job, request)
+        # 5. route: a replica that answers, waking one if all sleep.
+        target = await route(gateway, job)
+        # 6. stream: from the engine to the client by direct calls; once more elsewhere if no byte came.
+        await stream(gateway, job, target, client)
+        if job.relay is not None and job.relay.retryable and gateway.retries.spend():
+            await stream(gateway, job, await route(gateway, job, besides=target), client)
+    except PlatformError as refusal:
+        error = refusal
+    except asyncio.CancelledError:
+        error = settle.CLIENT_LEFT
+    except Exception as bug:  # noqa: BLE001 - a bug in one request must not leak its slot and its money
+        settle.report_bug(gateway, job, bug)
+        error = errors.internal()
+    # 7. settle: give back, charge, write the usage event; the last byte leaves when it is on disk.
+    client.settling = True
+    try:
+        await settle.settle(gateway, job, request, client, error)
+    finally:
+        if job.grant is not None:
+            gateway.admission.release(job.grant, 0)

@@ -1,0 +1,465 @@
+"""One client connection: HTTP/1.1 in, either an inference request for `serve` or any other path for the ASGI app.
+
+Requests of one connection are answered one at a time: while one is being answered, what arrives behind it stays unread
+by the parser, and beyond `STASH_MAX` unread by the socket. The parser is fed up to the end of one message and no
+further (`_cut`), so nothing behind a request is looked at before its turn.
+"""
+
+import asyncio
+import hashlib
+from enum import IntEnum
+from typing import Any, cast
+
+import httptools
+
+from api.inference import errors, wire
+from api.inference.access import authenticate, missing_key
+from api.inference.bridge import ColdExchange
+from api.inference.gateway import Gateway
+from api.inference.job import Request
+from api.inference.pipeline import serve
+from api.inference.wire import Head
+from core.errors import PlatformError
+
+HOT = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+    "/tokenize": "tokenize",
+}
+NEW_S, HEAD_S, BODY_S, IDLE_S = 5.0, 10.0, 60.0, 75.0
+LINGER_S = 2.0  # after a refusal: let the client read it before the connection goes
+STALLED_S = 60.0  # a client that takes nothing for so long is gone
+STASH_MAX = 64 * 1024
+DISCARD_MAX = 64 * 1024  # a refused request's body up to this size is read and dropped, and the connection lives
+NEVER = float("inf")
+_END = b"\r\n\r\n"
+
+
+class Phase(IntEnum):
+    """What the connection waits for."""
+
+    IDLE = 0  # the first byte of a request
+    HEAD = 1
+    BODY = 2
+    BUSY = 3  # the answer
+    LINGER = 4  # the client to leave
+
+
+class InferenceProtocol(asyncio.Protocol):
+    """Built by uvicorn's server for every connection; see `app.py`."""
+
+    __slots__ = (
+        "body",
+        "body_size",
+        "carry",
+        "client_ip",
+        "cold",
+        "deadline",
+        "feeding",
+        "flow",
+        "gateway",
+        "gone",
+        "head",
+        "head_bytes",
+        "head_done",
+        "message_done",
+        "parser",
+        "pending_head",
+        "phase",
+        "refusal",
+        "remaining",
+        "request",
+        "server",
+        "settling",
+        "stash",
+        "task",
+        "tasks",
+        "transport",
+        "writable",
+        "write_paused",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(self, gateway: Gateway, connections: set[Any], tasks: set[Any]) -> None:
+        self.gateway = gateway
+        self.server = connections
+        self.tasks = tasks
+        self.parser = httptools.HttpRequestParser(self)
+        self.phase = Phase.IDLE
+        self.deadline = gateway.now + NEW_S
+        self.gone = False
+        self.feeding = False
+        self.stash = b""
+        self.task: asyncio.Task[None] | None = None
+        self.flow: Any = None
+        self.write_paused = False
+        self.writable: asyncio.Future[None] | None = None
+        self.client_ip = ""
+        self._fresh()
+
+    def _fresh(self) -> None:
+        """Forget the last request."""
+        self.head = Head()
+        self.request: Request | None = None
+        self.cold: ColdExchange | None = None
+        self.refusal: PlatformError | None = None
+        self.body: list[bytes] = []
+        self.body_size = self.head_bytes = self.remaining = 0
+        self.head_done = self.message_done = self.settling = False
+        self.pending_head: bytes | None = None
+        self.carry = b""
+
+    # ---- what the transport says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.server.add(self)
+        gateway = self.gateway
+        gateway.connections.add(self)
+        gateway.metrics.add("connections_total")
+        peer = transport.get_extra_info("peername")
+        self.client_ip = peer[0] if isinstance(peer, tuple) else ""
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio calls it so
+        self.gone = True
+        self.server.discard(self)
+        self.gateway.connections.discard(self)
+        self.stash = b""
+        if self.writable is not None and not self.writable.done():
+            self.writable.set_result(None)
+        if self.cold is not None:
+            self.cold.disconnect()
+            return
+        task = self.task
+        if task is not None and not task.done():  # until now this connection has kept it alive
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+            if not self.settling:
+                task.cancel()
+
+    def eof_received(self) -> None:
+        return None  # a half-closed client has left: what is under way is aborted
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        if self.phase is Phase.BUSY:
+            self.deadline = self.gateway.now + STALLED_S
+        if self.flow is not None:
+            self.flow.pause()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self.phase is Phase.BUSY:
+            self.deadline = NEVER
+        if self.flow is not None:
+            self.flow.resume()
+        if self.writable is not None and not self.writable.done():
+            self.writable.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        if self.phase is Phase.BUSY or self.stash:
+            self.stash += data
+            if len(self.stash) > STASH_MAX:
+                self.transport.pause_reading()
+        elif self.phase is not Phase.LINGER:
+            self._feed(data)
+
+    # ---- feeding the parser, never beyond one message
+
+    def _feed(self, data: bytes) -> None:
+        self.feeding = True
+        try:
+            while data and not self.gone:
+                phase = self.phase
+                if phase is Phase.BUSY:
+                    self.stash = data
+                    return
+                if phase is Phase.LINGER:
+                    return
+                if phase is Phase.IDLE:
+                    self.phase = Phase.HEAD
+                    self.deadline = self.gateway.now + HEAD_S
+                cut = self._cut(data)
+                piece = data[:cut] if cut < len(data) else data
+                data = data[cut:] if cut < len(data) else b""
+                if not self._feed_piece(piece):
+                    return
+        finally:
+            self.feeding = False
+
+    def _cut(self, data: bytes) -> int:
+        """How much of `data` surely belongs to this message: every message without a length ends in an empty line."""
+        if self.remaining > 0:
+            cut = min(self.remaining, len(data))
+            self.remaining -= cut
+            return cut
+        carry = self.carry
+        found = (carry + data).find(_END) if carry else data.find(_END)
+        if found < 0:
+            self.carry = (carry + data)[-3:]
+            return len(data)
+        self.carry = b""
+        return found + 4 - len(carry)
+
+    def _feed_piece(self, piece: bytes) -> bool:
+        """Whether the connection can go on."""
+        if not self.head_done:
+            self.head_bytes += len(piece)
+            if self.head_bytes > wire.HEAD_MAX:
+                self._refuse(errors.headers_too_large())
+                return False
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            pass  # seen by `should_upgrade` below, and refused
+        except httptools.HttpParserError:
+            self.gateway.metrics.add("bad_requests_total")
+            self._refuse(self.refusal or errors.invalid("This is not a valid HTTP/1.1 request."))
+            return False
+        if self.head_done and self.phase is Phase.HEAD and not self._head_complete():
+            return False
+        if self.message_done:
+            self._dispatch()
+        return not self.gone
+
+    # ---- what the parser says
+
+    def on_url(self, url: bytes) -> None:
+        self.head.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        headers = self.head.headers
+        if self.head_done or len(headers) >= wire.HEADERS_MAX:
+            if self.head_done:
+                return  # trailers mean nothing here
+            self.refusal = errors.headers_too_large()
+            raise ValueError("too many headers")
+        headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        head, parser = self.head, self.parser  # the parser forgets these with the message
+        head.method = parser.get_method()
+        head.version = parser.get_http_version()
+        head.keep_alive = parser.should_keep_alive() and head.version == "1.1"
+        head.upgrade = parser.should_upgrade()
+        self.head_done = True
+
+    def on_body(self, part: bytes) -> None:
+        self.body_size += len(part)
+        if self.body_size > self.gateway.settings.body_max_bytes:
+            self.refusal = errors.body_too_large(self.gateway.settings.body_max_bytes)
+            raise ValueError("body too large")
+        if self.cold is not None:
+            self.cold.body(part)
+        elif self.request is not None:
+            self.body.append(part)
+
+    def on_message_complete(self) -> None:
+        self.message_done = True
+
+    # ---- a request's life
+
+    def _head_complete(self) -> bool:
+        """Check the head, and decide who answers. False when the connection ends here."""
+        head, gateway = self.head, self.gateway
+        try:
+            wire.check(head, body_max=gateway.settings.body_max_bytes)
+        except PlatformError as error:
+            gateway.metrics.add("bad_requests_total")
+            self._refuse(error)
+            return False
+        self.remaining = max(head.length, 0)
+        self.phase = Phase.BODY
+        self.deadline = gateway.now + BODY_S
+        endpoint = HOT.get(head.path)
+        if endpoint is None or head.method == b"OPTIONS":
+            self._begin_cold()
+            return not self.gone
+        try:
+            self.request = self._begin_hot(endpoint)
+        except PlatformError as error:
+            if head.length < 0 or head.length > DISCARD_MAX or b"expect" in head.noted:
+                self._refuse(error)
+                return False
+            self.refusal = error
+        if b"expect" in head.noted and not self.message_done:
+            self.transport.write(wire.CONTINUE)
+        return True
+
+    def _begin_hot(self, endpoint: str) -> Request:
+        """The key is looked at before a byte of the body is kept or asked for."""
+        head, gateway = self.head, self.gateway
+        if head.method != b"POST":
+            raise errors.method_not_allowed("POST")
+        if head.noted.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise errors.unsupported_encoding()
+        key = wire.bearer(head)
+        if not key:
+            raise missing_key(key)
+        digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32, key=gateway.pepper).digest()
+        client_ip = wire.client_address(head, self.client_ip, gateway.settings.trusted_proxies)
+        if digest not in gateway.directory.principals:
+            raise missing_key(key)
+        if head.length != 0:
+            authenticate(gateway.directory, digest, gateway.clock.now_us(), client_ip)
+        return Request(head, endpoint, digest, client_ip)
+
+    def _begin_cold(self) -> None:
+        self.gateway.metrics.add("cold_requests_total")
+        self.cold = cold = ColdExchange(self, self.head, self.client_ip, expect=b"expect" in self.head.noted)
+        self.task = task = self.gateway.loop.create_task(cold.run(self.gateway.cold_app))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def _dispatch(self) -> None:
+        """The whole message is here."""
+        self.phase = Phase.BUSY
+        self.deadline = NEVER
+        if self.cold is not None:
+            self.cold.body_complete()
+        elif self.refusal is not None:
+            self._answer_refusal(self.refusal)
+        elif self.request is not None:
+            request, body = self.request, self.body
+            request.body = body[0] if len(body) == 1 else b"".join(body)
+            self.body = []
+            self.task = self.gateway.loop.create_task(serve(self.gateway, request, self))
+
+    def _answer_refusal(self, error: PlatformError) -> None:
+        self.gateway.metrics.count("refused", errors.status_of(error))
+        self.gateway.metrics.refusals[error.code] = self.gateway.metrics.refusals.get(error.code, 0) + 1
+        retry_after = errors.retry_after_of(error)
+        self.respond(
+            errors.status_of(error),
+            errors.body_of(error),
+            b"Retry-After: %d\r\n" % retry_after if retry_after else b"",
+        )
+
+    def _refuse(self, error: PlatformError) -> None:
+        """Answer and end: what follows on this connection cannot be trusted, or is not wanted."""
+        self.head.keep_alive = False
+        self._answer_refusal(error)
+
+    def refuse_cold(self, error: PlatformError) -> None:
+        """The app gave no answer."""
+        self._answer_refusal(error)
+
+    def next_request(self) -> None:
+        """An answer is complete: on to what the client sent meanwhile."""
+        self.task = None
+        if self.gone:
+            return
+        if not self.head.keep_alive or self.gateway.draining or not self.message_done:
+            self._linger()
+            return
+        self.phase = Phase.IDLE
+        self.deadline = self.gateway.now + IDLE_S
+        self._fresh()
+        if self.stash and not self.feeding:
+            data, self.stash = self.stash, b""
+            if len(data) > STASH_MAX:
+                self.transport.resume_reading()
+            self._feed(data)
+
+    def _linger(self) -> None:
+        """Say that no more comes, and give the client a moment to read before the connection goes."""
+        transport = self.transport
+        if self.message_done and not self.stash:
+            self.phase = Phase.LINGER
+            transport.close()
+            return
+        self.phase = Phase.LINGER
+        self.deadline = self.gateway.now + LINGER_S
+        self.stash = b""
+        if transport.can_write_eof():
+            transport.write_eof()
+
+    # ---- the answer, called by the stages and by the engine's connection
+
+    @property
+    def streaming(self) -> bool:
+        return self.pending_head == b""
+
+    def attach(self, flow: Any) -> None:
+        """What to pause while the client does not read."""
+        self.flow = flow
+        if flow is not None and self.write_paused:
+            flow.pause()
+
+    def respond(self, status: int, body: bytes, extra: bytes) -> None:
+        """A whole answer."""
+        if self.gone:
+            return
+        self._common(extra, status, body)
+        self.next_request()
+
+    def _common(self, extra: bytes, status: int, body: bytes) -> None:
+        gateway, head = self.gateway, self.head
+        if gateway.settings.cors_origins:
+            extra += wire.cors_lines(head, gateway.settings.cors_origins)
+        keep_alive = head.keep_alive and not gateway.draining
+        lines = wire.plain_head(
+            status, b"application/json", len(body), gateway.date_line + extra, keep_alive=keep_alive
+        )
+        self.transport.write(lines + body)
+
+    def begin_stream(self, extra: bytes) -> None:
+        """The head goes out with the first chunk, so that an error before it can still be a plain answer."""
+        if self.gateway.settings.cors_origins:
+            extra += wire.cors_lines(self.head, self.gateway.settings.cors_origins)
+        head = self.head
+        chunked = head.version == "1.1"
+        head.keep_alive = head.keep_alive and chunked
+        self.pending_head = wire.stream_head(
+            self.gateway.date_line + extra, chunked=chunked, keep_alive=head.keep_alive
+        )
+
+    def stream(self, data: bytes) -> None:
+        """Whole events, as they come."""
+        if self.gone:
+            return
+        framed = b"%x\r\n%b\r\n" % (len(data), data) if self.head.version == "1.1" else data
+        if self.pending_head:
+            framed = self.pending_head + framed
+            self.pending_head = b""
+        self.transport.write(framed)
+
+    def end_stream(self, data: bytes) -> None:
+        """The last events; the connection is free for the next request."""
+        if self.gone:
+            return
+        framed = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if self.head.version == "1.1" else data
+        if self.pending_head:
+            framed = self.pending_head + framed
+        self.pending_head = None
+        self.transport.write(framed)
+        self.next_request()
+
+    # ---- called by the sweeper and by uvicorn
+
+    def sweep(self, now: float) -> None:
+        """End what took too long."""
+        if now < self.deadline:
+            return
+        self.gateway.metrics.add("timeouts_total")
+        if (self.phase is Phase.HEAD or self.phase is Phase.BODY) and self.cold is None:
+            self._refuse(errors.request_timeout())
+            return
+        if self.phase is Phase.BUSY or self.phase is Phase.LINGER:
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        """Uvicorn stops: an idle connection closes, a busy one after its answer."""
+        self.head.keep_alive = False
+        if self.phase is Phase.IDLE:
+            self.transport.close()
+
+    async def drained(self) -> None:
+        """Return when the client can take more."""
+        while self.write_paused and not self.gone:
+            self.writable = self.gateway.loop.create_future()
+            await self.writable

@@ -1,0 +1,58 @@
+"""Stage five: which replica answers: the one with the fewest calls of ours, and a wake when all sleep."""
+
+from api.inference import errors
+from api.inference.gateway import Gateway
+from api.inference.job import Job
+from catalog.types import DeploymentKind, ServedModel
+from core.errors import PlatformError
+from engine.client import Target
+from knative.types import DeploymentState, ReplicaState
+
+ANSWERING = frozenset({ReplicaState.READY, ReplicaState.IDLE})
+
+
+async def route(gateway: Gateway, job: Job, *, besides: Target | None = None) -> Target:
+    """Return the replica to ask, another one than `besides` when there is another.
+
+    Raises:
+        PlatformError: MODEL_LOADING when it was not ready within the caller's patience; MODEL_BUSY when too many wait.
+    """
+    model = job.offer.model
+    if model.kind is DeploymentKind.EXTERNAL:
+        return gateway.pool.target(model.base_url)
+    state = gateway.states.current(model.deployment_id)
+    if state is None or state.state not in ANSWERING or not state.endpoints:
+        state = await _wait_for_wake(gateway, job, model)
+    return pick(gateway, state, besides)
+
+
+def pick(gateway: Gateway, state: DeploymentState, besides: Target | None) -> Target:
+    """The endpoint with the fewest calls under way from this process."""
+    targets = [gateway.pool.target(endpoint.url) for endpoint in state.endpoints]
+    others = [target for target in targets if target is not besides]
+    return min(others or targets, key=_inflight)
+
+
+def _inflight(target: Target) -> int:
+    return target.inflight
+
+
+async def _wait_for_wake(gateway: Gateway, job: Job, model: ServedModel) -> DeploymentState:
+    held = gateway.held
+    waiting = held.get(model.deployment_id, 0)
+    if waiting >= model.waiting_max:
+        raise errors.model_busy()
+    held[model.deployment_id] = waiting + 1
+    patience_s = max(0.0, job.patience_until - gateway.clock.monotonic())
+    gateway.states.request_wake(model.deployment_id)
+    try:
+        state = await gateway.states.wait_ready(model.deployment_id, patience_s)
+    except (TimeoutError, PlatformError):
+        state = gateway.states.current(model.deployment_id) or DeploymentState("", ReplicaState.ABSENT)
+    finally:
+        held[model.deployment_id] -= 1
+        if not held[model.deployment_id]:
+            del held[model.deployment_id]
+    if state.state not in ANSWERING or not state.endpoints:
+        raise errors.model_loading(state.eta_s, round(patience_s))
+    return state

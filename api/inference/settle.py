@@ -1,0 +1,264 @@
+"""Stage seven: on every ending give back what was taken, charge what was used, and let the last byte go."""
+
+from typing import Any
+
+import msgspec
+import structlog
+
+from api.inference import errors, stream
+from api.inference.count import count_prompt
+from api.inference.gateway import Gateway
+from api.inference.job import Client, Job, Request
+from api.inference.relay import Relay, StreamRelay, read_answer
+from api.inference.sse import DONE, usage_chunk
+from billing import pricing
+from billing.types import CountSource, Outcome, UsageEvent
+from core.errors import ErrorKind, PlatformError
+from core.money import format_pico, nano_up
+from core.usage import NO_USAGE, TokenUsage
+from engine.usage import UsageRejected, normalise
+
+RAW_USAGE_MAX = 2000
+CLIENT_LEFT = PlatformError("CLIENT_LEFT", ErrorKind.INVALID, "The client closed the connection.")
+CLIENT_LEFT_STATUS = 499  # only ever in logs and events: nobody is there to read it
+
+_log = structlog.get_logger("gateway")
+
+
+class Bill(msgspec.Struct, frozen=True, gc=False):
+    """How a request that reached an engine ended, and what it costs."""
+
+    outcome: Outcome
+    usage: TokenUsage = NO_USAGE
+    source: CountSource = CountSource.ENGINE
+    pico: int = 0
+    quarantine: str = ""
+    raw_usage: str = ""
+    upstream_id: str = ""
+
+
+async def settle(gateway: Gateway, job: Job, request: Request, client: Client, error: PlatformError | None) -> None:
+    """Release, record, wait for the disk, answer."""
+    relay = job.relay
+    if error is None and relay is not None:
+        error = relay.error
+    bill = None
+    if relay is not None:
+        bill = await make_bill(gateway, job, relay, error)
+    status = CLIENT_LEFT_STATUS if error is CLIENT_LEFT else errors.status_of(error) if error else 200
+    durable = record(gateway, job, bill, status) if bill is not None and job.call.endpoint != "tokenize" else None
+    grant, job.grant = job.grant, None
+    if grant is not None:
+        gateway.admission.release(grant, nano_up(bill.pico) if bill is not None else 0)
+    if durable is not None and not client.gone:
+        await wait_durable(gateway, durable)
+    if not client.gone:
+        answer(job, client, relay, bill, error)
+    note(gateway, job, request, bill, status, error)
+
+
+# ---- the bill
+
+
+async def make_bill(gateway: Gateway, job: Job, relay: Relay, error: PlatformError | None) -> Bill:
+    """Judge the ending, and rate what was used at the price frozen in stage two."""
+    events = relay.events if isinstance(relay, StreamRelay) else None
+    if error is CLIENT_LEFT:
+        outcome = Outcome.CLIENT_ABORT
+    elif error is not None:
+        return Bill(Outcome.TIMEOUT if error.code == "UPSTREAM_TIMEOUT" else Outcome.UPSTREAM_ERROR)
+    else:
+        outcome = Outcome.COMPLETED
+    if events is not None:
+        upstream_id, report = events.upstream_id, events.report
+    else:
+        facts = read_answer(b"".join(relay.body)) if relay.status == 200 else None
+        upstream_id = facts.id[:200] if facts is not None and type(facts.id) is str else ""
+        report = {"usage": facts.usage, "timings": facts.timings} if facts is not None and facts.usage else None
+    if report is not None:
+        return _engine_bill(job, outcome, report, upstream_id)
+    deltas = events.deltas if events is not None else 0
+    if outcome is Outcome.COMPLETED and not deltas:
+        return Bill(outcome, quarantine="the engine reported no usage", upstream_id=upstream_id)
+    if not deltas:
+        return Bill(outcome, upstream_id=upstream_id)  # left before anything was generated: nothing is charged
+    return await _counted_bill(gateway, job, outcome, deltas, upstream_id)
+
+
+def _engine_bill(job: Job, outcome: Outcome, report: dict[str, Any], upstream_id: str) -> Bill:
+    try:
+        usage = normalise(report)
+        pico = pricing.charge(usage, job.offer.schedule, outcome)
+    except (UsageRejected, ValueError) as reason:
+        raw = msgspec.json.encode(report.get("usage")).decode("utf-8", "replace")[:RAW_USAGE_MAX]
+        return Bill(outcome, quarantine=str(reason)[:200], raw_usage=raw, upstream_id=upstream_id)
+    return Bill(outcome, usage, CountSource.ENGINE, pico, upstream_id=upstream_id)
+
+
+async def _counted_bill(gateway: Gateway, job: Job, outcome: Outcome, deltas: int, upstream_id: str) -> Bill:
+    """No report came: one delta is one token; the prompt is counted by the engine's tokenizer.
+
+    When even that fails the prompt is not charged: an estimate is an upper bound, and a bill must never be above
+    what was used.
+    """
+    gateway.metrics.add("usage_counted_by_gateway_total")
+    prompt = await count_prompt(gateway, job)
+    if prompt is None:
+        gateway.metrics.add("prompt_uncounted_total")
+        prompt = 0
+    usage = TokenUsage(input_uncached=prompt, output=deltas)
+    pico = pricing.charge(usage, job.offer.schedule, outcome)
+    return Bill(outcome, usage, CountSource.GATEWAY, pico, upstream_id=upstream_id)
+
+
+def record(gateway: Gateway, job: Job, bill: Bill, status: int) -> Any:
+    """Hand the usage event to the spool; returns a future of ``"ok"``, ``"failed"`` or ``"late"``."""
+    offer, call, relay = job.offer, job.call, job.relay
+    principal, model, schedule = offer.principal, offer.model, offer.schedule
+    first_at = relay.first_at if relay is not None else 0.0
+    event = UsageEvent(
+        job.id,
+        principal.tenant_id,
+        principal.project_id,
+        principal.key_id,
+        model.model_id,
+        model.version_id,
+        model.deployment_id,
+        model.name,
+        call.endpoint,
+        offer.tier,
+        schedule.currency,
+        schedule.price_version_id,
+        bill.outcome,
+        status,
+        bill.pico,
+        job.admitted_at_us,
+        gateway.clock.now_us(),
+        bill.usage,
+        bill.source,
+        call.stream,
+        job.grant.queue_us if job.grant is not None else 0,
+        int((first_at - job.started) * 1_000_000) if first_at else 0,
+        bill.upstream_id,
+        bill.quarantine,
+        bill.raw_usage,
+    )
+    waiter = gateway.loop.create_future()
+
+    def on_durable(ok: bool) -> None:
+        if not waiter.done():
+            waiter.set_result("ok" if ok else "failed")
+
+    gateway.spool.append(event, on_durable)
+    return waiter
+
+
+async def wait_durable(gateway: Gateway, waiter: Any) -> None:
+    """Wait for the disk, but not longer than the settings say: then the answer goes, and it is counted."""
+    if not waiter.done():
+        gateway.durable.add(waiter)
+        await waiter
+    result = waiter.result()
+    if result != "ok":
+        gateway.metrics.add("spool_late_total" if result == "late" else "spool_failed_total")
+
+
+# ---- the answer
+
+
+def answer(job: Job, client: Client, relay: Relay | None, bill: Bill | None, error: PlatformError | None) -> None:
+    """Write the end of a stream, a whole answer, or the error."""
+    if error is not None:
+        if client.streaming:
+            client.end_stream(errors.sse_event_of(error))
+        else:
+            client.respond(errors.status_of(error), errors.body_of(error), error_headers(job, error))
+    elif isinstance(relay, StreamRelay):
+        tail = DONE
+        if job.call.include_usage and bill is not None:
+            tail = usage_chunk(relay.events.closing_facts, job.offer.model.name, shown_usage(relay, job, bill)) + DONE
+        client.end_stream(tail)
+    elif relay is not None and bill is not None:
+        extra = stream.stream_headers(job)
+        if job.call.endpoint != "tokenize":
+            extra += b"X-Tidegate-Cost: %b %b\r\n" % (
+                format_pico(bill.pico).encode(),
+                job.offer.schedule.currency.value.encode(),
+            )
+        client.respond(200, public_body(job, relay), extra)
+
+
+def shown_usage(relay: StreamRelay, job: Job, bill: Bill) -> dict[str, Any]:
+    """The engine's usage object, or ours when it gave none, with the cost as a string."""
+    usage = dict(relay.events.report["usage"]) if relay.events.report is not None else _counts(bill.usage)
+    usage["cost"] = format_pico(bill.pico)
+    usage["currency"] = job.offer.schedule.currency.value
+    return usage
+
+
+def _counts(usage: TokenUsage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.input_total,
+        "completion_tokens": usage.output_total,
+        "total_tokens": usage.input_total + usage.output_total,
+    }
+
+
+def public_body(job: Job, relay: Relay) -> bytes:
+    """The engine's answer with the model's public name."""
+    body = relay.body[0] if len(relay.body) == 1 else b"".join(relay.body)
+    model = job.offer.model
+    if model.upstream_model != model.name:
+        now = b'"model":' + msgspec.json.encode(model.name)
+        was = msgspec.json.encode(model.upstream_model)
+        for old in (b'"model":' + was, b'"model": ' + was):
+            if old in body:
+                return body.replace(old, now, 1)
+    return body
+
+
+def error_headers(job: Job, error: PlatformError) -> bytes:
+    """Request id, limits if the request was admitted, Retry-After where another try makes sense."""
+    lines = stream.stream_headers(job)
+    retry_after = errors.retry_after_of(error)
+    return lines + b"Retry-After: %d\r\n" % retry_after if retry_after else lines
+
+
+# ---- what is seen from outside
+
+
+def note(  # noqa: PLR0917 - one line of the log needs all of it
+    gateway: Gateway, job: Job, request: Request, bill: Bill | None, status: int, error: PlatformError | None
+) -> None:
+    """Count it and write the access line. No prompt, no answer, no key."""
+    metrics = gateway.metrics
+    duration = gateway.clock.monotonic() - job.started
+    metrics.count(request.endpoint, status)
+    metrics.duration.observe(duration)
+    if error is not None:
+        metrics.refusals[error.code] = metrics.refusals.get(error.code, 0) + 1
+    pico = 0
+    if bill is not None:
+        outcome = bill.outcome.value
+        metrics.outcomes[outcome] = metrics.outcomes.get(outcome, 0) + 1
+        tokens, usage = metrics.tokens, bill.usage
+        tokens["input"] += usage.input_total
+        tokens["input_cached"] += usage.input_cached
+        tokens["output"] += usage.output_total
+        if bill.quarantine:
+            metrics.add("usage_quarantined_total")
+        relay = job.relay
+        if relay is not None and relay.first_at:
+            metrics.ttft.observe(relay.first_at - job.started)
+        pico = bill.pico
+    gateway.log.line(
+        f'{{"event":"request.served","request_id":"{job.public_id}","endpoint":"{request.endpoint}",'
+        f'"status":{status},"code":"{error.code if error else ""}","duration_us":{int(duration * 1e6)},'
+        f'"amount_pico":{pico}}}'
+    )
+
+
+def report_bug(gateway: Gateway, job: Job, bug: BaseException) -> None:
+    """Log what went wrong in our own code, without any text of the request."""
+    gateway.metrics.add("internal_errors_total")
+    _log.error("request.failed", request_id=job.public_id, error=type(bug).__name__, exc_info=bug)

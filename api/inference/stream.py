@@ -1,0 +1,79 @@
+"""Stage six: send the request to the engine and wait for the end of its answer. Chunks do not pass through here."""
+
+from api.inference import estimate
+from api.inference.gateway import Gateway
+from api.inference.job import Client, Job
+from api.inference.relay import Relay, StreamRelay
+from api.inference.sse import EventFilter
+from catalog.types import EngineKind
+from engine.client import Target
+
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+    "tokenize": "/tokenize",
+}
+USAGE_ASKED = b',"stream":true,"stream_options":{"include_usage":true}'
+
+
+async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> None:
+    """Relay one attempt; `job.relay` says afterwards what came of it.
+
+    Raises:
+        CancelledError: the client left; the engine's connection is closed by then.
+    """
+    call, offer = job.call, job.offer
+    done = gateway.loop.create_future()
+    relay: Relay
+    if call.stream:
+        events = EventFilter(
+            offer.model.upstream_model,
+            offer.model.name,
+            include_usage=call.include_usage,
+            chat=call.endpoint == "chat",
+        )
+        relay = StreamRelay(done, gateway.clock.monotonic, client, events, gateway.metrics.gap.observe)
+        client.begin_stream(stream_headers(job))
+    else:
+        relay = Relay(done, gateway.clock.monotonic)
+    job.relay = relay
+    gateway.retries.earn()
+    relay.deadline = gateway.now + gateway.settings.request_timeout_s
+    gateway.relays.add(relay)
+    relay.call = gateway.upstream.send(
+        target,
+        PATHS[call.endpoint],
+        call.for_engine(fields(job)),
+        relay,
+        request_id=job.public_id,
+        credential=gateway.directory.credentials.get(offer.model.deployment_id, ""),
+    )
+    client.attach(relay.call)
+    try:
+        await done
+    except BaseException:
+        relay.abort()
+        raise
+    finally:
+        gateway.relays.discard(relay)
+        client.attach(None)
+
+
+def fields(job: Job) -> bytes:
+    """Our members of the engine's JSON: name, isolation and priority from the offer, limits of this request."""
+    call, offer = job.call, job.offer
+    if not call.choices:
+        return offer.fields
+    name = call.max_tokens_name if offer.model.engine is EngineKind.OPENAI else "max_tokens"
+    return b'%b,"%b":%d%b' % (
+        offer.fields,
+        name.encode(),
+        estimate.max_tokens(call, offer.model),
+        USAGE_ASKED if call.stream else b"",
+    )
+
+
+def stream_headers(job: Job) -> bytes:
+    """Header lines that every answer of an admitted request carries."""
+    return b"X-Request-Id: %b\r\n%b" % (job.public_id.encode(), job.limits)

@@ -1,0 +1,296 @@
+"""A gateway in this process, with doubles of its neighbours, real engines (the simulator) and real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+from uuid import UUID
+
+import msgspec
+
+from api.inference.access_log import AccessLog
+from api.inference.cold import ColdApp
+from api.inference.control_proxy import ControlProxy
+from api.inference.directory import Directory
+from api.inference.gateway import Gateway
+from api.inference.metrics import Metrics
+from api.inference.protocol import InferenceProtocol
+from billing.types import PriceSchedule, UsageEvent
+from catalog.types import DeploymentKind, EngineKind, ServedModel
+from core.clock import Clock, ManualClock
+from core.demand import Demand
+from core.errors import PlatformError
+from core.ids import new_uuid
+from core.money import Currency
+from core.settings import Gateway as GatewaySettings
+from core.tiers import Tier
+from engine.client import UpstreamPool
+from engine.tls_client import TlsClient, UpstreamClient
+from knative.types import DeploymentState, Endpoint, ReplicaState
+from tenants.api_keys import digest, mint
+from tenants.types import Principal
+
+PEPPER = b"p" * 32
+MILLION = 1_000_000
+
+
+class Limit(msgspec.Struct, frozen=True):
+    name: str
+    limit: int
+    remaining: int
+    reset_s: int
+
+
+class FakeGrant(msgspec.Struct):
+    request_id: UUID
+    money: Demand | None
+    queue_us: int = 0
+    limits: tuple[Limit, ...] = (Limit("requests", 600, 599, 1),)
+
+
+class FakeAdmission:
+    """Grants everything unless told otherwise, and remembers who holds what."""
+
+    def __init__(self) -> None:
+        self.held: dict[UUID, FakeGrant] = {}
+        self.charges: dict[UUID, int] = {}
+        self.refusal: PlatformError | None = None
+        self.gate: asyncio.Event | None = None  # when set, acquire waits for it
+        self.calls: list[tuple[Any, float, Tier]] = []
+
+    def prepare(self, demands: tuple[Demand, ...]) -> Any:
+        return demands
+
+    async def acquire(
+        self, request_id: UUID, prepared: Any, money: Demand | None, *, model: ServedModel, tier: Tier, wait_s: float
+    ) -> FakeGrant:
+        self.calls.append((prepared, wait_s, tier))
+        if self.refusal is not None:
+            raise self.refusal
+        if self.gate is not None:
+            await self.gate.wait()
+        grant = FakeGrant(request_id, money)
+        self.held[request_id] = grant
+        return grant
+
+    def release(self, grant: FakeGrant, charge_nano: int) -> None:
+        self.charges.setdefault(grant.request_id, charge_nano)
+        self.held.pop(grant.request_id, None)
+
+
+class FakeSpool:
+    """Keeps events; durable at once, or when a test says so."""
+
+    def __init__(self) -> None:
+        self.events: list[UsageEvent] = []
+        self.waiting: list[Callable[[bool], None]] = []
+        self.manual = False
+        self.full = False
+
+    def append(self, event: UsageEvent, on_durable: Callable[[bool], None]) -> None:
+        self.events.append(event)
+        if self.manual:
+            self.waiting.append(on_durable)
+        else:
+            asyncio.get_running_loop().call_soon(on_durable, True)
+
+
+class FixedPrices:
+    """One schedule for every model at the tiers given."""
+
+    def __init__(self, tiers: tuple[Tier, ...], *, input_: int, cached: int, output: int) -> None:
+        self.version = new_uuid()
+        self._tiers = tiers
+        self._prices = (input_, cached, output)
+
+    def schedule(self, model_id: UUID, tier: Tier, currency: Currency, tenant_id: UUID) -> PriceSchedule | None:
+        if tier not in self._tiers:
+            return None
+        price, cached, output = self._prices
+        return PriceSchedule(self.version, currency, tier, price, cached, price, output, output)
+
+
+class FakeStates:
+    """Deployments as the controller would publish them."""
+
+    def __init__(self) -> None:
+        self.states: dict[UUID, DeploymentState] = {}
+        self.wakes: list[UUID] = []
+        self.changed = asyncio.Event()
+
+    def current(self, deployment_id: UUID) -> DeploymentState | None:
+        return self.states.get(deployment_id)
+
+    def request_wake(self, deployment_id: UUID) -> None:
+        self.wakes.append(deployment_id)
+
+    async def wait_ready(self, deployment_id: UUID, timeout_s: float) -> DeploymentState:
+        async with asyncio.timeout(timeout_s):
+            while (state := self.states.get(deployment_id)) is None or state.state is not ReplicaState.READY:
+                self.changed.clear()
+                await self.changed.wait()
+        return state
+
+
+def usd_per_million(text: str) -> int:
+    """Pico per token of a price in dollars per million tokens, e.g. ``"0.20"``."""
+    whole, _, fraction = text.partition(".")
+    return int(whole + fraction.ljust(6, "0"))
+
+
+def served_model(name: str, url: str, **changes: Any) -> ServedModel:
+    """An external deployment of an engine at `url`."""
+    values: dict[str, Any] = {
+        "name": name,
+        "model_id": new_uuid(),
+        "version_id": new_uuid(),
+        "deployment_id": new_uuid(),
+        "kind": DeploymentKind.EXTERNAL,
+        "engine": EngineKind.SIMULATOR,
+        "upstream_model": name,
+        "context_max": 32768,
+        "default_max_tokens": 256,
+        "endpoints": frozenset({"chat", "completions", "embeddings", "tokenize"}),
+        "base_url": url,
+    }
+    return ServedModel(**(values | changes))
+
+
+def principal(**changes: Any) -> Principal:
+    values: dict[str, Any] = {
+        "tenant_id": new_uuid(),
+        "project_id": new_uuid(),
+        "key_id": new_uuid(),
+        "currency": Currency.USD,
+        "scopes": frozenset({"inference"}),
+        "tier_default": Tier.STANDARD,
+        "tier_max": Tier.PRIORITY,
+        "cache_salt": "salt",
+    }
+    return Principal(**(values | changes))
+
+
+@dataclass
+class Rig:
+    """A gateway and what a test turns on it."""
+
+    gateway: Gateway
+    admission: FakeAdmission
+    spool: FakeSpool
+    states: FakeStates
+    key: str
+    principal: Principal
+    tasks: set[Any] = field(default_factory=set)
+    port: int = 0
+    server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def event(self) -> UsageEvent:
+        """The only usage event so far."""
+        (event,) = self.spool.events
+        return event
+
+    def connection(self) -> InferenceProtocol:
+        return InferenceProtocol(self.gateway, set(), self.tasks)
+
+    def add_key(self, **changes: Any) -> tuple[str, Principal]:
+        key, found = mint(), principal(**changes)
+        self.gateway.directory.principals[digest(PEPPER, key)] = found
+        return key, found
+
+    def sleeping(self, name: str, **changes: Any) -> ServedModel:
+        """Add a local deployment that is absent."""
+        model = served_model(name, "", kind=DeploymentKind.LOCAL, **changes)
+        self.models[name] = model
+        return model
+
+    def wake(self, model: ServedModel, *urls: str) -> None:
+        endpoints = tuple(Endpoint(f"r{index}", url) for index, url in enumerate(urls))
+        self.states.states[model.deployment_id] = DeploymentState(
+            model.deployment_id.hex, ReplicaState.READY, endpoints
+        )
+        self.states.changed.set()
+
+    @property
+    def models(self) -> dict[str, ServedModel]:
+        return cast("dict[str, ServedModel]", self.gateway.directory.models)
+
+    async def settled(self) -> None:
+        """Return when no request is under way."""
+        while tasks := [
+            *self.tasks,
+            *(c.task for c in self.gateway.connections if c.task is not None and not c.task.done()),
+        ]:
+            await asyncio.wait(tasks, timeout=5)
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def rig(
+    models: Mapping[str, ServedModel],
+    *,
+    clock: Clock | None = None,
+    settings: GatewaySettings | None = None,
+    prices: tuple[str, str, str] = ("2.00", "0.20", "6.00"),
+    cold_app: Any = None,
+    listen: bool = True,
+) -> AsyncIterator[Rig]:
+    """Build a gateway; with `listen` it serves on a free port of loopback."""
+    loop = asyncio.get_running_loop()
+    clock = clock or ManualClock()
+    settings = settings or GatewaySettings(spool_wait_ms=2000)
+    directory = Directory()
+    directory.models = dict(models)
+    directory.loaded = True
+    directory.prices = FixedPrices(
+        (Tier.STANDARD, Tier.PRIORITY),
+        input_=usd_per_million(prices[0]),
+        cached=usd_per_million(prices[1]),
+        output=usd_per_million(prices[2]),
+    )
+    admission, spool, states, metrics = FakeAdmission(), FakeSpool(), FakeStates(), Metrics()
+    pool = UpstreamPool(loop, clock.monotonic, connections_max=settings.upstream_connections_max)
+    tls = TlsClient(connections_max=settings.upstream_connections_max)
+    gateway = Gateway(
+        loop=loop,
+        settings=settings,
+        clock=clock,
+        pepper=PEPPER,
+        new_id=new_uuid,
+        directory=directory,
+        admission=admission,
+        spool=spool,
+        states=states,
+        pool=pool,
+        upstream=UpstreamClient(pool, tls),
+        metrics=metrics,
+        log=AccessLog(None, metrics.add),
+    )
+    proxy = ControlProxy(None)
+
+    async def readiness() -> dict[str, str]:
+        return {"config": "ok"}
+
+    gateway.cold_app = cold_app or ColdApp(gateway, proxy, readiness)
+    made = Rig(gateway, admission, spool, states, "", principal())
+    made.key, made.principal = made.add_key()
+    if listen:
+        made.server = await loop.create_server(made.connection, "127.0.0.1", 0)
+        made.port = made.server.sockets[0].getsockname()[1]
+    try:
+        yield made
+    finally:
+        if made.server is not None:
+            made.server.close()
+        for connection in list(gateway.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)
+        await made.settled()
+        await pool.close()
+        await tls.close()
+        await proxy.close()
