@@ -4,7 +4,6 @@ from api.inference import errors
 from api.inference.gateway import Gateway
 from api.inference.job import Job
 from catalog.types import DeploymentKind, ServedModel
-from core.errors import PlatformError
 from engine.client import Target
 from knative.types import DeploymentState, ReplicaState
 
@@ -44,10 +43,9 @@ async def _wait_for_wake(gateway: Gateway, job: Job, model: ServedModel) -> Depl
         raise errors.model_busy()
     held[model.deployment_id] = waiting + 1
     patience_s = max(0.0, job.patience_until - gateway.clock.monotonic())
-    gateway.states.request_wake(model.deployment_id)
     try:
         state = await gateway.states.wait_ready(model.deployment_id, patience_s)
-    except (TimeoutError, PlatformError):
+    except TimeoutError:
         state = gateway.states.current(model.deployment_id) or DeploymentState("", ReplicaState.ABSENT)
     finally:
         held[model.deployment_id] -= 1

@@ -122,10 +122,8 @@ class FakeStates:
     def current(self, deployment_id: UUID) -> DeploymentState | None:
         return self.states.get(deployment_id)
 
-    def request_wake(self, deployment_id: UUID) -> None:
-        self.wakes.append(deployment_id)
-
     async def wait_ready(self, deployment_id: UUID, timeout_s: float) -> DeploymentState:
+        self.wakes.append(deployment_id)
         async with asyncio.timeout(timeout_s):
             while (state := self.states.get(deployment_id)) is None or state.state is not ReplicaState.READY:
                 self.changed.clear()
