@@ -53,6 +53,9 @@ class MemoryTransport(asyncio.Transport):
         self.aborted = True
         self.close()
 
+    def is_reading(self) -> bool:
+        return self.reading
+
     @property
     def ended(self) -> bool:
         """No more answers can come on this connection."""
