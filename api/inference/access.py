@@ -7,6 +7,7 @@ from api.inference import errors
 from api.inference.directory import Directory, Offer, engine_fields, may_use
 from api.inference.ports import Admission
 from api.inference.request import Call
+from billing.types import PriceSchedule
 from catalog.types import ServedModel
 from core.errors import ErrorKind, PlatformError
 from tenants import quotas
@@ -30,6 +31,8 @@ def authenticate(directory: Directory, digest: bytes, now_us: int, client_ip: st
         PlatformError: 401 for a key that is unknown, revoked or expired; 403 for one that may not call here.
     """
     principal = directory.principals.get(digest)
+    if principal is None and not directory.loaded:
+        raise errors.unavailable("This gateway does not know its keys yet. Try again shortly.")
     if principal is None:
         raise PlatformError("INVALID_API_KEY", ErrorKind.UNAUTHENTICATED, "This API key is not known.")
     if principal.refusal:
@@ -66,7 +69,7 @@ def _in_networks(address: str, networks: tuple[str, ...]) -> bool:
 
 
 def resolve(directory: Directory, admission: Admission, principal: Principal, call: Call) -> Offer:
-    """Return the model's deployment and the price, frozen for this request.
+    """Return the model's deployment, the tier, and what goes with them.
 
     Raises:
         PlatformError: 404 with the models the key may use, 403 for tier or model, 400 for an endpoint it lacks.
@@ -97,19 +100,27 @@ def _resolve(directory: Directory, admission: Admission, principal: Principal, c
             f"This API key may not use the tier {tier.label!r}.",
             param="service_tier",
         )
+    prepared = admission.prepare(quotas.demands(principal, model))
+    return Offer(principal, model, tier, prepared, engine_fields(principal, model, tier, call.endpoint))
+
+
+def price(directory: Directory, offer: Offer, now_us: int) -> PriceSchedule:
+    """Return the prices in force now, which this request keeps whatever is published while it runs.
+
+    Raises:
+        PlatformError: 403 for a tier without a published price.
+    """
+    principal, model, tier = offer.principal, offer.model, offer.tier
     prices = directory.prices
-    schedule = (
-        None if prices is None else prices.schedule(model.model_id, tier, principal.currency, principal.tenant_id)
-    )
-    if schedule is None:
+    found = prices and prices.schedule(model.model_id, tier, principal.currency, principal.tenant_id, now_us)
+    if not isinstance(found, PriceSchedule):
         raise PlatformError(
             "TIER_NOT_PRICED",
             ErrorKind.FORBIDDEN,
             f"The model {model.name!r} has no price for the tier {tier.label!r}.",
             param="service_tier",
         )
-    prepared = admission.prepare(quotas.demands(principal, model))
-    return Offer(principal, model, tier, schedule, prepared, engine_fields(principal, model, tier, call.endpoint))
+    return found
 
 
 def find_model(directory: Directory, principal: Principal, name: str) -> ServedModel:

@@ -8,6 +8,7 @@ from api.inference.gateway import Gateway
 from api.inference.job import Job, Request
 from api.inference.ports import LimitState
 from billing import holds
+from core.demand import DemandKind
 from core.errors import PlatformError
 
 PATIENCE_HEADER = b"x-tidegate-max-wait"  # seconds the caller is willing to wait for a place or a wake
@@ -31,7 +32,7 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
     if call.endpoint != "tokenize":  # which costs nothing
         money = holds.demand(
             offer.principal.tenant_id,
-            offer.schedule,
+            job.schedule,
             prompt_tokens=estimate.prompt_tokens(call, model),
             output_tokens=estimate.output_tokens(call, model),
         )
@@ -43,12 +44,17 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
 
 
 def limit_headers(limits: Sequence[LimitState]) -> bytes:
-    """Header lines that say how much of each of the caller's limits is left."""
+    """Header lines of the limits nearest to their end: one of requests per minute, one of requests at once."""
+    nearest: dict[bytes, LimitState] = {}
+    for limit in limits:
+        name = b"Requests" if limit.kind is DemandKind.RATE else b"Concurrency"
+        if name not in nearest or limit.remaining < nearest[name].remaining:
+            nearest[name] = limit
     return b"".join(
         [
             b"X-Ratelimit-Limit-%b: %d\r\nX-Ratelimit-Remaining-%b: %d\r\nX-Ratelimit-Reset-%b: %ds\r\n"
-            % (name := limit.name.encode(), limit.limit, name, limit.remaining, name, limit.reset_s)
-            for limit in limits
+            % (name, limit.limit, name, limit.remaining, name, limit.reset_s)
+            for name, limit in nearest.items()
         ]
     )
 

@@ -8,7 +8,6 @@ from uuid import UUID
 import msgspec
 
 from api.inference.ports import Prices
-from billing.types import PriceSchedule
 from catalog.types import EngineKind, ServedModel
 from core.tiers import Tier
 from tenants.types import Principal
@@ -17,7 +16,7 @@ OFFERS_MAX = 50_000
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False):
-    """A principal's use of a model at a tier, resolved and priced; cached until anything changes.
+    """A principal's use of a model at a tier; cached until anything changes. The price is looked up for each request.
 
     `fields` are our members of the engine's JSON that do not depend on the request.
     """
@@ -25,7 +24,6 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     principal: Principal
     model: ServedModel
     tier: Tier
-    schedule: PriceSchedule
     prepared: Any
     fields: bytes
 

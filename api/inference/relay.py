@@ -32,6 +32,7 @@ class Relay:
         "done",
         "failure",
         "first_at",
+        "interrupted",
         "monotonic",
         "retry_after",
         "size",
@@ -48,6 +49,7 @@ class Relay:
         self.retry_after = b""
         self.failure: Failure | None = None
         self.timed_out = False
+        self.interrupted = False
         self.body: list[bytes] = []
         self.size = 0
         self.first_at = 0.0
@@ -85,6 +87,11 @@ class Relay:
         self.timed_out = True
         self.break_off(Failure.LOST)
 
+    def interrupt(self) -> None:
+        """The process must end before this answer does."""
+        self.interrupted = True
+        self.break_off(Failure.LOST)
+
     def abort(self) -> None:
         if self.call is not None:
             self.call.abort()
@@ -94,6 +101,8 @@ class Relay:
         """Why this answer is none, or None when it is one."""
         if self.timed_out:
             return errors.upstream_timeout()
+        if self.interrupted:
+            return errors.unavailable("This gateway had to stop. Nothing was charged; try again.")
         if self.failure is not None:
             return _failure_error(self.failure)
         if self.status != 200:
@@ -103,7 +112,7 @@ class Relay:
     @property
     def retryable(self) -> bool:
         """Another replica may be asked: this one never answered a byte."""
-        return not self.status and not self.timed_out and self.failure is not None
+        return not self.status and not self.timed_out and not self.interrupted and self.failure is not None
 
 
 class StreamRelay(Relay):

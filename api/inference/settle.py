@@ -49,7 +49,7 @@ async def settle(gateway: Gateway, job: Job, request: Request, client: Client, e
     durable = record(gateway, job, bill, status) if bill is not None and job.call.endpoint != "tokenize" else None
     grant, job.grant = job.grant, None
     if grant is not None:
-        gateway.admission.release(grant, nano_up(bill.pico) if bill is not None else 0)
+        gateway.admission.release(grant, nano_up(bill.pico) if durable is not None and bill is not None else None)
     if durable is not None and not client.gone:
         await wait_durable(gateway, durable)
     if not client.gone:
@@ -88,7 +88,7 @@ async def make_bill(gateway: Gateway, job: Job, relay: Relay, error: PlatformErr
 def _engine_bill(job: Job, outcome: Outcome, report: dict[str, Any], upstream_id: str) -> Bill:
     try:
         usage = normalise(report)
-        pico = pricing.charge(usage, job.offer.schedule, outcome)
+        pico = pricing.charge(usage, job.schedule, outcome)
     except (UsageRejected, ValueError) as reason:
         raw = msgspec.json.encode(report.get("usage")).decode("utf-8", "replace")[:RAW_USAGE_MAX]
         return Bill(outcome, quarantine=str(reason)[:200], raw_usage=raw, upstream_id=upstream_id)
@@ -107,14 +107,14 @@ async def _counted_bill(gateway: Gateway, job: Job, outcome: Outcome, deltas: in
         gateway.metrics.add("prompt_uncounted_total")
         prompt = 0
     usage = TokenUsage(input_uncached=prompt, output=deltas)
-    pico = pricing.charge(usage, job.offer.schedule, outcome)
+    pico = pricing.charge(usage, job.schedule, outcome)
     return Bill(outcome, usage, CountSource.GATEWAY, pico, upstream_id=upstream_id)
 
 
 def record(gateway: Gateway, job: Job, bill: Bill, status: int) -> Any:
     """Hand the usage event to the spool; returns a future of ``"ok"``, ``"failed"`` or ``"late"``."""
     offer, call, relay = job.offer, job.call, job.relay
-    principal, model, schedule = offer.principal, offer.model, offer.schedule
+    principal, model, schedule = offer.principal, offer.model, job.schedule
     first_at = relay.first_at if relay is not None else 0.0
     event = UsageEvent(
         job.id,
@@ -183,7 +183,7 @@ def answer(job: Job, client: Client, relay: Relay | None, bill: Bill | None, err
         if job.call.endpoint != "tokenize":
             extra += b"X-Tidegate-Cost: %b %b\r\n" % (
                 format_pico(bill.pico).encode(),
-                job.offer.schedule.currency.value.encode(),
+                job.schedule.currency.value.encode(),
             )
         client.respond(200, public_body(job, relay), extra)
 
@@ -192,7 +192,7 @@ def shown_usage(relay: StreamRelay, job: Job, bill: Bill) -> dict[str, Any]:
     """The engine's usage object, or ours when it gave none, with the cost as a string."""
     usage = dict(relay.events.report["usage"]) if relay.events.report is not None else _counts(bill.usage)
     usage["cost"] = format_pico(bill.pico)
-    usage["currency"] = job.offer.schedule.currency.value
+    usage["currency"] = job.schedule.currency.value
     return usage
 
 

@@ -19,7 +19,7 @@ from api.inference.protocol import InferenceProtocol
 from billing.types import PriceSchedule, UsageEvent
 from catalog.types import DeploymentKind, EngineKind, ServedModel
 from core.clock import Clock, ManualClock
-from core.demand import Demand
+from core.demand import Demand, DemandKind
 from core.errors import PlatformError
 from core.ids import new_uuid
 from core.money import Currency
@@ -40,13 +40,17 @@ class Limit(msgspec.Struct, frozen=True):
     limit: int
     remaining: int
     reset_s: int
+    kind: DemandKind = DemandKind.RATE
 
 
 class FakeGrant(msgspec.Struct):
     request_id: UUID
     money: Demand | None
     queue_us: int = 0
-    limits: tuple[Limit, ...] = (Limit("requests", 600, 599, 1),)
+    limits: tuple[Limit, ...] = (
+        Limit("key:abc:rpm", 600, 599, 1),
+        Limit("project:abc:rpm", 900, 700, 1),
+    )
 
 
 class FakeAdmission:
@@ -54,7 +58,7 @@ class FakeAdmission:
 
     def __init__(self) -> None:
         self.held: dict[UUID, FakeGrant] = {}
-        self.charges: dict[UUID, int] = {}
+        self.charges: dict[UUID, int | None] = {}
         self.refusal: PlatformError | None = None
         self.gate: asyncio.Event | None = None  # when set, acquire waits for it
         self.calls: list[tuple[Any, float, Tier]] = []
@@ -74,7 +78,7 @@ class FakeAdmission:
         self.held[request_id] = grant
         return grant
 
-    def release(self, grant: FakeGrant, charge_nano: int) -> None:
+    def release(self, grant: FakeGrant, charge_nano: int | None) -> None:
         self.charges.setdefault(grant.request_id, charge_nano)
         self.held.pop(grant.request_id, None)
 
@@ -104,7 +108,9 @@ class FixedPrices:
         self._tiers = tiers
         self._prices = (input_, cached, output)
 
-    def schedule(self, model_id: UUID, tier: Tier, currency: Currency, tenant_id: UUID) -> PriceSchedule | None:
+    def schedule(
+        self, model_id: UUID, tier: Tier, currency: Currency, tenant_id: UUID, at_us: int | None = None
+    ) -> PriceSchedule | None:
         if tier not in self._tiers:
             return None
         price, cached, output = self._prices

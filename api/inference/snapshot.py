@@ -1,0 +1,145 @@
+"""Fills the directory from Postgres and keeps it true: LISTEN, and a look every 250 ms for the notice that was lost.
+
+With Postgres away the directory stays as it is, and traffic goes on; how old it is can be seen in `/ready` and in the
+metrics.
+"""
+
+import asyncio
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from api.inference import queries
+from api.inference.directory import Directory
+from api.inference.metrics import Metrics
+from billing import price_book
+from catalog import models
+from catalog.sealing import unseal
+from core.clock import Clock
+from core.db import Sessions, transaction
+from core.errors import PlatformError
+from tenants import principals
+
+POLL_S = 0.25
+QUIET_S = 5.0  # a look that takes longer means the connection is dead
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 1.0
+_KEYS = frozenset({"api_key", "project", "tenant"})
+
+_log = structlog.get_logger("gateway")
+
+
+class Follower:
+    """One task and one connection of its own for the life of the process."""
+
+    def __init__(
+        self, directory: Directory, sessions: Sessions, url: str, *, sealing: bytes, clock: Clock, metrics: Metrics
+    ) -> None:
+        self._directory = directory
+        self._sessions = sessions
+        self._url = url
+        self._sealing = sealing
+        self._clock = clock
+        self._metrics = metrics
+
+    async def run(self, loaded: Callable[[], None]) -> None:
+        """Follow for ever; `loaded` is called once the directory is whole for the first time."""
+        backoff_s = BACKOFF_MIN_S
+        while True:
+            try:
+                connection: psycopg.AsyncConnection[Any] = await psycopg.AsyncConnection.connect(
+                    self._url, autocommit=True, connect_timeout=3, application_name="tidegate-gateway"
+                )
+                async with connection:
+                    await connection.execute(queries.LISTEN)
+                    await self._catch_up(connection, loaded)
+                    backoff_s = BACKOFF_MIN_S
+                    while True:
+                        await self._wait(connection)
+                        await self._look(connection)
+            except (psycopg.Error, SQLAlchemyError, OSError, TimeoutError) as error:
+                self._metrics.add("config_failures_total")
+                _log.warning("config.unreachable", error=type(error).__name__)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+
+    async def load(self, connection: "psycopg.AsyncConnection[Any]") -> None:
+        """Read everything. The revision is read first: what changes meanwhile is read again."""
+        revision = await queries.newest_revision(connection)
+        async with transaction(self._sessions) as session:
+            found = await principals.load_all(session)
+        self._directory.principals = found
+        await self._load_catalog()
+        await self._load_prices()
+        self._directory.changed()
+        self._directory.revision = revision
+        self._directory.loaded = True
+        self._directory.fresh_at = self._clock.monotonic()
+        self._metrics.add("config_reloads_total")
+        gc.collect()
+        gc.freeze()  # a full collection over all principals would stop the process for tenths of a second
+
+    async def _catch_up(self, connection: "psycopg.AsyncConnection[Any]", loaded: Callable[[], None]) -> None:
+        if self._directory.loaded:
+            await self._look(connection)
+            return
+        await self.load(connection)
+        loaded()
+
+    async def _wait(self, connection: "psycopg.AsyncConnection[Any]") -> None:
+        async with asyncio.timeout(QUIET_S):
+            async for _ in connection.notifies(timeout=POLL_S, stop_after=1):
+                return
+
+    async def _look(self, connection: "psycopg.AsyncConnection[Any]") -> None:
+        """Apply what changed since the last look."""
+        directory = self._directory
+        async with asyncio.timeout(QUIET_S):
+            changes = await queries.changes_after(connection, directory.revision)
+        if changes:
+            await self._apply(changes)
+        directory.fresh_at = self._clock.monotonic()
+
+    async def _apply(self, changes: list[tuple[int, str, Any]]) -> None:
+        directory = self._directory
+        touched = {(kind, entity) for _, kind, entity in changes}
+        async with transaction(self._sessions) as session:
+            patch: dict[bytes, Any] = {}
+            for kind, entity in touched:
+                if kind in _KEYS:
+                    patch.update(await principals.load_changed(session, kind, entity))
+        for digest, principal in patch.items():
+            if principal is None:
+                directory.principals.pop(digest, None)
+            else:
+                directory.principals[digest] = principal
+        kinds = {kind for kind, _ in touched}
+        if "catalog" in kinds:
+            await self._load_catalog()
+        if "prices" in kinds:
+            await self._load_prices()
+        directory.changed()
+        directory.revision = changes[-1][0]
+        self._metrics.add("config_reloads_total")
+
+    async def _load_catalog(self) -> None:
+        async with transaction(self._sessions) as session:
+            served = await models.load_served(session)
+        credentials = {}
+        for model in served.values():
+            if model.sealed_credential:
+                try:
+                    opened = unseal(self._sealing, model.sealed_credential, context=model.deployment_id.bytes)
+                except PlatformError:
+                    _log.error("credential.unreadable", deployment=model.deployment_id.hex)
+                    continue
+                credentials[model.deployment_id] = opened.decode("utf-8", "replace")
+        self._directory.models = served
+        self._directory.credentials = credentials
+
+    async def _load_prices(self) -> None:
+        async with transaction(self._sessions) as session:
+            self._directory.prices = await price_book.load_table(session, self._clock.now())
