@@ -9,6 +9,7 @@ from api.inference import access, errors
 from api.inference.bridge import Message
 from api.inference.control_proxy import ControlProxy
 from api.inference.gateway import Gateway
+from api.inference.readiness import Report
 from api.inference.wire import bearer_of
 from billing.types import PriceSchedule
 from catalog.types import DeploymentKind, ServedModel
@@ -27,9 +28,7 @@ TOKENS_PRICED = 1_000_000
 class ColdApp:
     """Dispatch by path; anything unknown here belongs to the control plane."""
 
-    def __init__(
-        self, gateway: Gateway, proxy: ControlProxy, readiness: Callable[[], Awaitable[dict[str, str]]]
-    ) -> None:
+    def __init__(self, gateway: Gateway, proxy: ControlProxy, readiness: Callable[[], Report]) -> None:
         self._gateway = gateway
         self._proxy = proxy
         self._readiness = readiness
@@ -56,10 +55,8 @@ class ColdApp:
         if path in {"/health", "/healthz"}:
             return 200, b'{"status":"ok"}', b"application/json"
         if path == "/ready":
-            parts = await self._readiness()
-            ready = all(value == "ok" for value in parts.values())
-            body = msgspec.json.encode({"status": "ok" if ready else "not_ready", "parts": parts})
-            return (200 if ready else 503), body, b"application/json"
+            report = self._readiness()
+            return (200 if report.serving else 503), msgspec.json.encode(report), b"application/json"
         if path == "/metrics":
             return 200, self._metrics().encode(), b"text/plain; version=0.0.4; charset=utf-8"
         if path == "/v1/models" or path.startswith("/v1/models/"):

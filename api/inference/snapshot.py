@@ -63,6 +63,9 @@ class Follower:
             except (psycopg.Error, SQLAlchemyError, OSError, TimeoutError) as error:
                 self._metrics.add("config_failures_total")
                 _log.warning("config.unreachable", error=type(error).__name__)
+            except Exception as bug:  # noqa: BLE001 - a row we cannot read must not end the following for ever
+                self._metrics.add("config_failures_total")
+                _log.error("config.unreadable", error=type(bug).__name__, exc_info=bug)
             await asyncio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
 

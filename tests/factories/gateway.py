@@ -16,6 +16,7 @@ from api.inference.directory import Directory
 from api.inference.gateway import Gateway
 from api.inference.metrics import Metrics
 from api.inference.protocol import InferenceProtocol
+from api.inference.readiness import Report
 from billing.types import PriceSchedule, UsageEvent
 from catalog.types import DeploymentKind, EngineKind, ServedModel
 from core.clock import Clock, ManualClock
@@ -277,10 +278,7 @@ async def rig(
     )
     proxy = ControlProxy(None)
 
-    async def readiness() -> dict[str, str]:
-        return {"config": "ok"}
-
-    gateway.cold_app = cold_app or ColdApp(gateway, proxy, readiness)
+    gateway.cold_app = cold_app or ColdApp(gateway, proxy, lambda: Report(True, {"config": "ok"}))
     made = Rig(gateway, admission, spool, states, "", principal())
     made.key, made.principal = made.add_key()
     if listen:

@@ -1,0 +1,224 @@
+"""The gateway's process: its parts put together, served by uvicorn's server with our protocol, ended in order."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+import uvicorn
+import uvloop
+
+from api.inference import sweeper
+from api.inference.access_log import AccessLog
+from api.inference.cold import ColdApp
+from api.inference.control_proxy import ControlProxy
+from api.inference.directory import Directory
+from api.inference.gateway import Gateway
+from api.inference.metrics import Metrics
+from api.inference.protocol import InferenceProtocol
+from api.inference.readiness import Readiness
+from api.inference.snapshot import Follower
+from api.inference.spool_register import SpoolRegister
+from billing.credit_figures import make_loader
+from billing.spool import SpoolWriter
+from core import db, logging
+from core.clock import SystemClock
+from core.ids import new_uuid
+from core.resp import RespClient
+from core.settings import Settings
+from engine.client import UpstreamPool
+from engine.tls_client import TlsClient, UpstreamClient
+from knative.wake import StateFeed
+from scheduler.admission import Admission
+from tenants.credentials import pepper_of
+
+BACKLOG = 4096
+DRAIN_S = 12  # running answers may end within it; the supervisor's patience is longer
+LAST_S = 3.0  # for those that were cut then, to be settled
+GC_THRESHOLDS = (50_000, 20, 100)  # the maps are frozen, requests make no cycles
+
+_log = structlog.get_logger("gateway")
+
+
+def replica_name(settings: Settings) -> str:
+    """The name of this replica's spool and leases."""
+    return settings.gateway.replica_id or f"{socket.gethostname()}-{settings.gateway.port}".replace(" ", "-")
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with our protocol: it listens, and on a signal it stops taking and drains."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, serving: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._serving = serving
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._serving()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._gateway.draining = True
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End by returning; uvicorn's own way raises the signal again afterwards."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+
+def server_config(gateway: Gateway) -> uvicorn.Config:
+    """Uvicorn without any of its own HTTP: every connection is an `InferenceProtocol`."""
+
+    def make(*, server_state: Any, **_: Any) -> InferenceProtocol:
+        return InferenceProtocol(gateway, server_state.connections, server_state.tasks)
+
+    protocol: Any = make
+    return uvicorn.Config(
+        gateway.cold_app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=DRAIN_S,
+    )
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """Bind the front door."""
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.bind((host, port))
+    found.setblocking(False)
+    return found
+
+
+@asynccontextmanager
+async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follower, list[Coroutine[Any, Any, None]]]]:
+    """Build the parts. Neither Postgres nor Valkey need be there; what misses is told by `/ready`."""
+    loop = asyncio.get_running_loop()
+    clock = SystemClock()
+    metrics, directory = Metrics(), Directory()
+    replica = replica_name(settings)
+    engine = db.create_engine(settings.database)
+    sessions = db.create_sessions(engine)
+    spool = SpoolWriter(settings.spool_dir / replica, clock=clock, max_bytes=settings.gateway.spool_max_bytes)
+    await asyncio.to_thread(spool.start, loop)
+    valkey = await RespClient.connect(settings.valkey.url.get_secret_value(), required=False)
+    admission = Admission(
+        valkey,
+        replica=replica,
+        clock=clock,
+        global_inflight_max=settings.gateway.global_inflight_max,
+        credit_loader=make_loader(sessions, valkey),
+    )
+    states = StateFeed(valkey)
+    pool = UpstreamPool(loop, clock.monotonic, connections_max=settings.gateway.upstream_connections_max)
+    tls = TlsClient(connections_max=settings.gateway.upstream_connections_max)
+    proxy = ControlProxy(settings.control.socket)
+    gateway = Gateway(
+        loop=loop,
+        settings=settings.gateway,
+        clock=clock,
+        pepper=pepper_of(settings.secrets),
+        new_id=new_uuid,
+        directory=directory,
+        admission=admission,
+        spool=spool,
+        states=states,
+        pool=pool,
+        upstream=UpstreamClient(pool, tls),
+        metrics=metrics,
+        log=AccessLog(_write_out, metrics.add),
+    )
+    gateway.cold_app = ColdApp(gateway, proxy, Readiness(gateway, admission))
+    follower = Follower(
+        directory,
+        sessions,
+        settings.database.url.get_secret_value(),
+        sealing=bytes.fromhex(settings.secrets.sealing.get_secret_value()),
+        clock=clock,
+        metrics=metrics,
+    )
+    register = SpoolRegister(valkey, settings.spool_dir / replica)
+    try:
+        await admission.start()
+        await states.start()
+        yield gateway, follower, [sweeper.run(gateway), register.run()]
+    finally:
+        await states.close()
+        await admission.close()
+        await gateway.log.close(loop)
+        await asyncio.to_thread(spool.close)
+        await pool.close()
+        await tls.close()
+        await proxy.close()
+        await valkey.close()
+        await engine.dispose()
+
+
+async def serve(settings: Settings, ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT; then let running answers end, and write down what they used."""
+    async with open_gateway(settings) as (gateway, follower, work):
+        serving, loaded = asyncio.Event(), asyncio.Event()
+        tasks = [asyncio.create_task(coroutine) for coroutine in (follower.run(loaded.set), *work)]
+
+        async def tell() -> None:
+            await serving.wait()
+            await loaded.wait()
+            ready()
+
+        tasks.append(asyncio.create_task(tell()))
+        server = Server(server_config(gateway), gateway, serving.set)
+        door = listener(settings.gateway.host, settings.gateway.port)
+        try:
+            await server.serve(sockets=[door])
+        finally:
+            door.close()
+            await end_running(gateway)
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            for result in results:
+                if isinstance(result, Exception):
+                    _log.error("task.failed", error=type(result).__name__, exc_info=result)
+
+
+async def end_running(gateway: Gateway) -> None:
+    """Cut what did not end by itself: its callers get an error and are charged nothing."""
+    gateway.draining = True
+    for relay in list(gateway.relays):
+        relay.interrupt()
+    running = [connection.task for connection in gateway.connections if connection.task is not None]
+    if running:
+        await asyncio.wait(running, timeout=LAST_S)
+    for connection in list(gateway.connections):
+        connection.transport.abort()
+    await asyncio.sleep(0)
+
+
+def _write_out(data: bytes) -> None:
+    os.write(1, data)
+
+
+def run(settings: Settings, ready: Callable[[], None]) -> None:
+    """Be the gateway's process: blocks until told to end; `ready` is called once it serves with its keys loaded."""
+    logging.configure(settings.log, "gateway")
+    gc.set_threshold(*GC_THRESHOLDS)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(settings, ready))
