@@ -14,6 +14,7 @@ from core.money import Currency
 
 TOP_UP_MAX_PICO = 10**21  # a thousand million units
 KEY_MAX_CHARS = 200
+NOTE_MAX_CHARS = 500
 KIND = "top_up"
 
 
@@ -43,6 +44,7 @@ async def top_up(
         raise errors.no_account(tenant_id)
     if profiles[0].mode != BillingMode.PREPAID:
         raise errors.not_prepaid()
+    note = note[:NOTE_MAX_CHARS]
     body = sha256(f"{amount_pico}|{note}".encode()).digest()
     before = await queries.transaction_of_key(session, tenant_id, KIND, idempotency_key)
     if before is not None:
@@ -61,7 +63,7 @@ async def top_up(
         idempotency_key,
         body,
         actor[:120],
-        note[:500],
+        note,
     )
     await ledger.post(session, [transaction])
     return TopUp(transaction.id, amount_pico, await balance(session, tenant_id), replayed=False)

@@ -1,80 +1,29 @@
 """The poster against real Postgres and Valkey: every event once, whatever is offered how often, and Valkey agrees."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from uuid import UUID
 
 import psycopg
 import pytest
-from sqlalchemy import text
 
 from billing import assess, credit_figures, queries
 from billing import spool_format as fmt
 from billing.poster import Poster
 from billing.price_table import VersionPrices
-from billing.spool import SpoolWriter
 from billing.types import Outcome, PriceSchedule, UsageEvent
 from core import keyspace
 from core.clock import SystemClock
-from core.db import Sessions, transaction
+from core.db import transaction
 from core.ids import new_uuid
 from core.money import Currency, format_pico, parse_pico
 from core.resp import RespClient, RespUnavailable
 from core.settings import Database
 from core.usage import TokenUsage
 from tests.factories import billing as make
+from tests.factories.billing_world import World, write
 
 COST = parse_pico("0.012258")
-
-
-@dataclass(frozen=True)
-class World:
-    """A poster with its services and published prices."""
-
-    sessions: Sessions
-    client: RespClient
-    prices: VersionPrices
-    spool_dir: Path
-    poster: Poster
-
-    async def tenant(self, credit: str) -> tuple[UUID, PriceSchedule]:
-        tenant_id = await make.tenant(self.sessions, credit)
-        return tenant_id, make.schedule(self.prices, tenant_id)
-
-    async def rows(self, statement: str) -> list[tuple[object, ...]]:
-        async with transaction(self.sessions) as session:
-            return [tuple(row) for row in (await session.execute(text(statement))).all()]
-
-    async def available(self, tenant_id: UUID) -> int:
-        return await make.available(self.sessions, tenant_id)
-
-    async def figures(self, tenant_id: UUID) -> tuple[int, int, int]:
-        """Return a, o and the number of outstanding requests."""
-        a, o = await self.client.call("HMGET", keyspace.credit(tenant_id), "a", "o")
-        return int(a), int(o), await self.client.call("HLEN", keyspace.outstanding(tenant_id))
-
-
-@pytest.fixture
-async def world(sessions: Sessions, valkey: Path, tmp_path: Path) -> AsyncIterator[World]:
-    client = await RespClient.connect(f"unix://{valkey}")
-    poster = Poster(sessions, client, tmp_path / "spool", SystemClock())
-    yield World(sessions, client, await make.publish_prices(sessions), tmp_path / "spool", poster)
-    await client.close()
-
-
-async def write(folder: Path, events: Sequence[UsageEvent], *, segment_bytes: int = 64 * 1024) -> None:
-    """Write the events as a gateway does, and end."""
-    writer = SpoolWriter(folder, clock=SystemClock(), segment_bytes=segment_bytes)
-    writer.start(asyncio.get_running_loop())
-    done = asyncio.Event()
-    for event in events[:-1]:
-        writer.append(event, lambda _: None)
-    writer.append(events[-1], lambda _: done.set())
-    await asyncio.wait_for(done.wait(), 20)
-    writer.close()
 
 
 async def test_events_are_posted_once_with_their_parts(world: World) -> None:

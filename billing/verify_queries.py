@@ -1,0 +1,228 @@
+"""Queries that add the books up again. Each answers the first row that is wrong, and how, or nothing.
+
+They repeat in SQL what the code computes in Python, on purpose: two ways to one figure, which must agree.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing import queries
+from billing.price_table import PublishedVersion, VersionPrices
+from billing.types import PriceSchedule
+from core.money import Currency
+
+PAGE = 1000
+
+# name of the table → statement; columns are row (text) and problem (text)
+_CHECKS = {
+    "ledger_transfer": """
+        SELECT t.tx_id || ' seq ' || t.seq AS row, 'its amount is not positive, or its accounts do not fit' AS problem
+        FROM ledger_transfer t
+        LEFT JOIN ledger_tx x ON x.id = t.tx_id
+        LEFT JOIN ledger_account d ON d.id = t.debit_account
+        LEFT JOIN ledger_account c ON c.id = t.credit_account
+        WHERE NOT coalesce(
+            t.amount > 0 AND d.id <> c.id AND d.currency = t.currency AND c.currency = t.currency
+            AND coalesce(d.tenant_id, x.tenant_id) = x.tenant_id AND coalesce(c.tenant_id, x.tenant_id) = x.tenant_id
+            AND (x.kind, d.code, c.code) IN (
+                ('top_up', 'asset.cash', 'liability.credit_paid'),
+                ('usage', 'liability.credit_paid', 'revenue.usage'),
+                ('usage', 'asset.unbilled', 'revenue.usage'),
+                ('usage', 'expense.overrun', 'revenue.usage')), false)
+        ORDER BY t.tx_id, t.seq LIMIT 1
+    """,
+    # The hash of a top-up holds its amount and note.
+    "ledger_tx": """
+        SELECT x.id::text AS row,
+               'its transfers are not what was asked for: ' || coalesce(t.amount::text, 'none') AS problem
+        FROM ledger_tx x LEFT JOIN LATERAL (
+            SELECT sum(amount) AS amount, count(*) AS n FROM ledger_transfer WHERE tx_id = x.id) t ON true
+        WHERE x.kind = 'top_up'
+          AND (t.n <> 1 OR x.body_sha256 IS DISTINCT FROM sha256(convert_to(t.amount || '|' || x.note, 'UTF8')))
+        ORDER BY x.id LIMIT 1
+    """,
+    "ledger_balance": """
+        SELECT a.id || ' (' || a.code || ')' AS row,
+               'it says debit ' || coalesce(b.debit::text, 'nothing') || ' and credit '
+               || coalesce(b.credit::text, 'nothing') || ', its transfers add up to ' || coalesce(t.debit, 0)
+               || ' and ' || coalesce(t.credit, 0) AS problem
+        FROM ledger_account a
+        LEFT JOIN ledger_balance b ON b.account_id = a.id
+        LEFT JOIN (
+            SELECT account, sum(debit) AS debit, sum(credit) AS credit FROM (
+                SELECT debit_account AS account, amount AS debit, 0 AS credit FROM ledger_transfer
+                UNION ALL SELECT credit_account, 0, amount FROM ledger_transfer) s
+            GROUP BY account
+        ) t ON t.account = a.id
+        WHERE (b.debit, b.credit) IS DISTINCT FROM (coalesce(t.debit, 0), coalesce(t.credit, 0))
+        ORDER BY a.id LIMIT 1
+    """,
+    "ledger_balance bound": """
+        SELECT a.id || ' (' || a.code || ')' AS row,
+               'it is beyond its bound, or its bound is not what its kind has' AS problem
+        FROM ledger_balance b JOIN ledger_account a ON a.id = b.account_id
+        WHERE b.bounded <> (a.code IN ('liability.credit_paid', 'asset.unbilled'))
+           OR (b.bounded AND b.debit > b.credit + b.credit_limit)
+           OR (b.credit_limit <> 0 AND a.code <> 'asset.unbilled')
+        ORDER BY a.id LIMIT 1
+    """,
+    "trial balance": """
+        SELECT a.currency AS row, 'debits ' || sum(b.debit) || ' and credits ' || sum(b.credit) || ' differ' AS problem
+        FROM ledger_balance b JOIN ledger_account a ON a.id = b.account_id
+        GROUP BY a.currency HAVING sum(b.debit) <> sum(b.credit) ORDER BY a.currency LIMIT 1
+    """,
+    # Every transaction of a tenant raises the version by one, so a deleted one shows.
+    "billing_profile": """
+        SELECT p.tenant_id::text AS row,
+               'its version is ' || p.version || ' after ' || coalesce(x.n, 0) || ' transactions' AS problem
+        FROM billing_profile p
+        LEFT JOIN (SELECT tenant_id, count(*) AS n FROM ledger_tx GROUP BY tenant_id) x ON x.tenant_id = p.tenant_id
+        WHERE p.version <> 1 + coalesce(x.n, 0) ORDER BY p.tenant_id LIMIT 1
+    """,
+    "usage_event": """
+        SELECT e.id::text AS row, 'its day, tenant, currency or transaction does not fit' AS problem
+        FROM usage_event e
+        LEFT JOIN billing_profile p ON p.tenant_id = e.tenant_id
+        LEFT JOIN ledger_tx x ON x.id = e.tx_id AND x.tenant_id = e.tenant_id AND x.kind = 'usage'
+        WHERE x.id IS NULL OR p.currency IS DISTINCT FROM e.currency
+           OR e.day IS DISTINCT FROM (uuid_extract_timestamp(e.id) AT TIME ZONE 'UTC')::date
+        ORDER BY e.id LIMIT 1
+    """,
+    "usage_event and ledger_transfer": """
+        SELECT x.id::text AS row,
+               'its events come to ' || coalesce(e.amount, 0) || ', its transfers to ' || coalesce(t.amount, 0)
+               AS problem
+        FROM ledger_tx x
+        LEFT JOIN (SELECT tx_id, sum(amount_pico) AS amount FROM usage_event GROUP BY tx_id) e ON e.tx_id = x.id
+        LEFT JOIN (SELECT tx_id, sum(amount) AS amount FROM ledger_transfer GROUP BY tx_id) t ON t.tx_id = x.id
+        WHERE x.kind = 'usage' AND coalesce(e.amount, 0) <> coalesce(t.amount, 0)
+        ORDER BY x.id LIMIT 1
+    """,
+    "usage_rollup": """
+        WITH events AS (
+            SELECT tenant_id, date_trunc('minute', admitted_at, 'UTC') AS minute, project_id, key_id, model_id, model,
+                   endpoint, tier, outcome, price_version_id, min(currency) AS currency, count(*)::numeric AS requests,
+                   sum(input_uncached) AS input_uncached, sum(input_cached) AS input_cached,
+                   sum(input_cache_write) AS input_cache_write, sum(output) AS output, sum(reasoning) AS reasoning,
+                   sum(amount_pico) AS amount_pico
+            FROM usage_event GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+        )
+        SELECT 'tenant ' || tenant_id || ' minute ' || minute || ' model ' || model AS row,
+               'it says ' || coalesce(r.amount_pico::text, 'nothing') || ' for ' || coalesce(r.requests, 0)
+               || ' requests, the events come to ' || coalesce(e.amount_pico::text, 'nothing') || ' for '
+               || coalesce(e.requests, 0) || ', or tokens differ' AS problem
+        FROM usage_rollup r FULL JOIN events e USING
+            (tenant_id, minute, project_id, key_id, model_id, model, endpoint, tier, outcome, price_version_id)
+        WHERE (r.currency, r.requests, r.input_uncached, r.input_cached, r.input_cache_write, r.output, r.reasoning,
+               r.amount_pico) IS DISTINCT FROM
+              (e.currency, e.requests, e.input_uncached, e.input_cached, e.input_cache_write, e.output, e.reasoning,
+               e.amount_pico)
+        ORDER BY tenant_id, minute LIMIT 1
+    """,
+}
+CHECKS = tuple(_CHECKS)
+
+_RERATE = """
+    WITH schedule AS (
+        SELECT * FROM unnest(CAST(:version AS uuid[]), CAST(:model AS uuid[]), CAST(:tier AS smallint[]),
+            CAST(:tenant AS uuid[]), CAST(:currency AS text[]), CAST(:input AS numeric[]), CAST(:cached AS numeric[]),
+            CAST(:cache_write AS numeric[]), CAST(:output AS numeric[]), CAST(:reasoning AS numeric[]),
+            CAST(:request AS numeric[]))
+            AS s (version, model, tier, tenant, currency, input, cached, cache_write, output, reasoning, request)
+    ), rated AS (
+        SELECT e.id, e.amount_pico, e.currency = s.currency AS fits, CASE
+            WHEN e.outcome NOT IN ('completed', 'client_abort') THEN 0
+            WHEN e.outcome = 'client_abort' AND e.output + e.reasoning = 0 THEN 0
+            WHEN e.input_uncached + e.input_cached + e.input_cache_write + e.output + e.reasoning = 0 THEN 0
+            ELSE e.input_uncached * s.input + e.input_cached * s.cached + e.input_cache_write * s.cache_write
+                 + e.output * s.output + e.reasoning * s.reasoning + s.request END AS right_pico
+        FROM usage_event e LEFT JOIN schedule s
+          ON s.version = e.price_version_id AND s.model = e.model_id AND s.tier = e.tier AND s.tenant = e.tenant_id
+    )
+    SELECT id::text AS row, 'it is billed ' || amount_pico || ' pico, its price version gives '
+           || coalesce(right_pico::text, 'no price') AS problem
+    FROM rated WHERE amount_pico IS DISTINCT FROM right_pico OR NOT coalesce(fits, false) ORDER BY id LIMIT 1
+"""
+
+
+async def freeze(session: AsyncSession) -> None:
+    """Look at one instant of the database for the whole transaction, however long it takes."""
+    await session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+    await session.execute(text("SET LOCAL statement_timeout = '1h'"))
+
+
+async def first_wrong(session: AsyncSession, check: str) -> Row[Any] | None:
+    """Return row and problem of the first row that fails this one of `CHECKS`."""
+    return (await session.execute(text(_CHECKS[check]))).first()
+
+
+async def published_versions(session: AsyncSession) -> list[tuple[PublishedVersion, bytes]]:
+    """Return every published version with its items, and the hash it was given."""
+    statement = """
+        SELECT v.id, v.book_id, b.currency, v.effective_at, v.content_sha256
+        FROM price_version v JOIN price_book b ON b.id = v.book_id WHERE v.state = 'published' ORDER BY v.id
+    """
+    found = []
+    for row in (await session.execute(text(statement))).all():
+        items = tuple(await queries.items(session, row.id))
+        found.append((_facts(row, items), row.content_sha256))
+    return found
+
+
+def _facts(row: Row[Any], items: Sequence[Any]) -> PublishedVersion:
+    effective_at: datetime = row.effective_at
+    return PublishedVersion(row.id, row.book_id, Currency(row.currency), effective_at, tuple(items))
+
+
+async def priced_offers(session: AsyncSession) -> Sequence[Row[Any]]:
+    """Return the distinct price version, model, tier and tenant of all events."""
+    statement = "SELECT DISTINCT price_version_id, model_id, tier, tenant_id FROM usage_event"
+    return (await session.execute(text(statement))).all()
+
+
+async def first_misrated(
+    session: AsyncSession, schedules: Sequence[tuple[UUID, UUID, PriceSchedule]]
+) -> Row[Any] | None:
+    """Rate all events again at `schedules` (tenant, model, prices); return the first whose amount differs."""
+    values: Mapping[str, list[Any]] = {
+        "tenant": [tenant for tenant, _, _ in schedules],
+        "model": [model for _, model, _ in schedules],
+        "version": [s.price_version_id for _, _, s in schedules],
+        "tier": [int(s.tier) for _, _, s in schedules],
+        "currency": [s.currency.value for _, _, s in schedules],
+        "input": [s.input for _, _, s in schedules],
+        "cached": [s.cached_input for _, _, s in schedules],
+        "cache_write": [s.cache_write for _, _, s in schedules],
+        "output": [s.output for _, _, s in schedules],
+        "reasoning": [s.reasoning for _, _, s in schedules],
+        "request": [s.request for _, _, s in schedules],
+    }
+    return (await session.execute(text(_RERATE), dict(values))).first()
+
+
+async def quarantine_after(session: AsyncSession, tenant_id: UUID, event_id: UUID) -> Sequence[Row[Any]]:
+    """Return the next page of the quarantine."""
+    statement = """
+        SELECT tenant_id, id, amount_pico, payload FROM usage_quarantine
+        WHERE (tenant_id, id) > (:tenant, :id) ORDER BY tenant_id, id LIMIT :page
+    """
+    values = {"tenant": tenant_id, "id": event_id, "page": PAGE}
+    return (await session.execute(text(statement), values)).all()
+
+
+async def counts(session: AsyncSession) -> dict[str, int]:
+    """Return how many rows the books have."""
+    tables = ("price_version", "ledger_account", "ledger_tx", "ledger_transfer", "usage_event", "usage_rollup")
+    found = {}
+    for table in tables:
+        found[table] = (await session.execute(text(f"SELECT count(*) FROM {table}"))).scalar_one()  # noqa: S608 - constants
+    return found
+
+
+def prices(version: PublishedVersion) -> VersionPrices:
+    return VersionPrices(version.id, version.currency, version.items)
