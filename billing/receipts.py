@@ -1,0 +1,156 @@
+"""The receipt of one generation: what was counted, at which prices, and what it came to."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing import price_book, pricing, queries
+from billing.price_table import price_text
+from billing.spool_format import decode
+from billing.types import Meter, Outcome, PriceSchedule, UsageEvent
+from core import keyspace
+from core.ids import uuid7_time
+from core.money import Currency, format_pico
+from core.resp import RespClient
+from core.tiers import Tier
+from core.usage import TokenUsage
+
+
+class ReceiptLine(msgspec.Struct, frozen=True):
+    """One kind of token. `unit_price` is per million tokens (per request for `request`), both as decimal strings."""
+
+    meter: Meter
+    quantity: int
+    unit_price: str
+    amount: str
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What a generation cost. Amounts are decimal strings of the currency; the lines add up to `amount` exactly.
+
+    `state` is ``posted``, or ``quarantined`` while a person looks at it: then nothing is charged.
+    """
+
+    id: UUID
+    state: str
+    model: str
+    endpoint: str
+    tier: Tier
+    outcome: Outcome
+    http_status: int
+    stream: bool
+    count_source: str
+    currency: Currency
+    price_version_id: UUID
+    lines: tuple[ReceiptLine, ...]
+    amount: str
+    admitted_at: datetime
+    ended_at: datetime
+    queue_us: int
+    ttft_us: int
+    upstream_id: str
+    project_id: UUID
+    key_id: UUID
+    transaction_id: UUID | None = None
+    note: str = ""
+
+
+def lines(usage: TokenUsage, s: PriceSchedule, *, charged: bool) -> tuple[ReceiptLine, ...]:
+    """Return a line per kind of token that was counted; their amounts are 0 where the ending is not charged. Pure."""
+    any_usage = usage.input_total + usage.output_total > 0
+    parts = (
+        (Meter.INPUT, usage.input_uncached, s.input),
+        (Meter.CACHED_INPUT, usage.input_cached, s.cached_input),
+        (Meter.CACHE_WRITE, usage.input_cache_write, s.cache_write),
+        (Meter.OUTPUT, usage.output, s.output),
+        (Meter.REASONING, usage.reasoning, s.reasoning),
+        (Meter.REQUEST, 1 if any_usage and s.request else 0, s.request),
+    )
+    return tuple(
+        ReceiptLine(meter, quantity, price_text(meter, price), format_pico(quantity * price if charged else 0))
+        for meter, quantity, price in parts
+        if quantity
+    )
+
+
+async def is_pending(client: RespClient, tenant_id: UUID, generation_id: UUID) -> bool:
+    """Whether the generation runs or waits to be posted: its receipt will be there soon."""
+    found: int = await client.call("HEXISTS", keyspace.outstanding(tenant_id), generation_id.hex)
+    return found == 1
+
+
+async def receipt(session: AsyncSession, tenant_id: UUID, generation_id: UUID) -> Receipt | None:
+    """Return the receipt of a tenant's generation; None when it is not posted (see `is_pending`) or not its own."""
+    if generation_id.version != 7:
+        return None
+    row = await queries.event(session, tenant_id, generation_id, uuid7_time(generation_id))
+    if row is not None:
+        return await _posted(session, row)
+    held = await queries.quarantined(session, tenant_id, generation_id)
+    return _quarantined(held) if held is not None else None
+
+
+async def _posted(session: AsyncSession, row: Row[Any]) -> Receipt:
+    usage = TokenUsage(row.input_uncached, row.input_cached, row.input_cache_write, row.output, row.reasoning)
+    version = await price_book.load_version(session, row.price_version_id)
+    schedule = version.schedule(row.model_id, Tier(row.tier), row.tenant_id) if version else None
+    outcome = Outcome(row.outcome)
+    shown: tuple[ReceiptLine, ...] = ()
+    if schedule is not None:
+        charged = pricing.charge(usage, schedule, outcome) > 0
+        shown = lines(usage, schedule, charged=charged)
+    return Receipt(
+        row.id,
+        "posted",
+        row.model,
+        row.endpoint,
+        Tier(row.tier),
+        outcome,
+        row.http_status,
+        row.stream,
+        row.count_source,
+        Currency(row.currency),
+        row.price_version_id,
+        shown,
+        format_pico(row.amount_pico),
+        row.admitted_at,
+        row.ended_at,
+        row.queue_us,
+        row.ttft_us,
+        row.upstream_id,
+        row.project_id,
+        row.key_id,
+        row.tx_id,
+    )
+
+
+def _quarantined(row: Row[Any]) -> Receipt:
+    event: UsageEvent = decode(row.payload)
+    return Receipt(
+        event.id,
+        "quarantined",
+        event.model,
+        event.endpoint,
+        event.tier,
+        event.outcome,
+        event.http_status,
+        event.stream,
+        event.count_source.value,
+        event.currency,
+        event.price_version_id,
+        (),
+        format_pico(0),
+        row.admitted_at,
+        row.admitted_at,
+        event.queue_us,
+        event.ttft_us,
+        event.upstream_id,
+        event.project_id,
+        event.key_id,
+        None,
+        "The count of this generation is being checked; it is not charged meanwhile.",
+    )
