@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import psutil
+from setproctitle import setproctitle
 
 from cli import home as homes
 from cli import installation, parts, screen, seed
@@ -46,6 +47,7 @@ def up(options: UpOptions, version: str) -> int:
     """Run the whole platform until Ctrl-C or SIGTERM; return the exit code."""
     home = homes.open_home(options.home)
     lock = homes.lock(home)
+    setproctitle(f"tidegate: up {home.path}")
     screen.say(f"Tidegate {version}, home {home.path}")
     port = claim_port(options.host, options.port)
     secrets = homes.load_secrets(home, seed.mint_secrets)

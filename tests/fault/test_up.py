@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -121,6 +122,21 @@ def database(up: Up) -> "psycopg.Connection[tuple[Any, ...]]":
     return psycopg.connect(pg.url(files_of(up), port, "owner", "tidegate"), autocommit=True)
 
 
+def answers(up: Up) -> bool:
+    try:
+        with database(up):
+            return True
+    except psycopg.OperationalError:
+        return False
+
+
+def kill_and_wait(up: Up, name: str) -> None:
+    """Kill a process and return when its successor is ready."""
+    seen = up.said().count(f"{name} is back")
+    os.kill(up.pid(name), signal.SIGKILL)
+    eventually(lambda: up.said().count(f"{name} is back") > seen and answers(up))
+
+
 def put(up: Up, value: int) -> None:
     with database(up) as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS kept (value int)")
@@ -217,6 +233,24 @@ def test_killing_up_ends_its_processes_and_the_next_start_takes_over(start: Star
     assert second.facts()["api_key"] == homes.load_secrets(homes.open_home(first.home), seed.mint_secrets).api_key
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("round_seed", range(20))
+def test_any_order_of_kills_keeps_what_was_acknowledged(start: Starter, round_seed: int) -> None:
+    chance = random.Random(round_seed)
+    up, count = start("a"), 0
+    for _ in range(6):
+        put(up, count := count + 1)
+        name = chance.choice(["gateway", "controller", "postgres", "valkey", "up"])
+        if name == "up":
+            up.process.kill()
+            up.process.wait()
+            up = start("a")
+        else:
+            kill_and_wait(up, name)
+        assert kept(up) == list(range(1, count + 1))
+    assert start.stop(up) == 0
+
+
 @pytest.mark.parametrize("name", ["gateway", "controller", "postgres", "valkey"])
 def test_what_is_killed_comes_back_with_its_data(start: Starter, name: str) -> None:
     up = start("a")
@@ -225,8 +259,7 @@ def test_what_is_killed_comes_back_with_its_data(start: Starter, name: str) -> N
     with redis.Redis(unix_socket_path=socket_path) as client:
         client.set("kept", "1")
     old = up.pid(name)
-    os.kill(old, signal.SIGKILL)
-    eventually(lambda: f"{name} is back" in up.said())
+    kill_and_wait(up, name)
     assert f"{name} was ended by SIGKILL; starting it again in 0.2 s." in up.said()
     assert up.pid(name) != old
     assert kept(up) == [1]
