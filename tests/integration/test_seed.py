@@ -1,0 +1,69 @@
+"""The demo of a first start."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from billing import credits as credit_book
+from billing import price_book
+from catalog import models
+from cli import seed
+from cli.home import HomeSecrets
+from core import db
+from core.clock import ManualClock
+from core.money import PICO_PER_UNIT, Currency
+from core.settings import Database, Settings
+from core.tiers import Tier
+from engine.model_files import locate
+from tenants import api_keys, principals
+
+CLOCK = ManualClock(datetime(2026, 11, 30, tzinfo=UTC))
+
+
+def settings(database: Database, folder: Path) -> Settings:
+    keys = seed.mint_secrets()
+    return Settings.load(
+        home=folder,
+        secrets={"pepper": keys.pepper, "signing": keys.signing, "sealing": keys.sealing},
+        database=database,
+        valkey={"url": "unix:///nowhere", "broker_url": "memory://"},
+    )
+
+
+async def test_a_first_start_makes_a_demo_that_can_be_used_and_later_ones_change_nothing(
+    database_settings: Database, sessions: db.Sessions, tmp_path: Path
+) -> None:
+    made, secrets = settings(database_settings, tmp_path), seed.mint_secrets()
+    await seed._seed(made, secrets, CLOCK)
+    later = ManualClock(CLOCK.now() + timedelta(days=1))
+    await seed._seed(made, secrets, later)
+    pepper = bytes.fromhex(made.secrets.pepper.get_secret_value())
+    async with db.transaction(sessions) as session:
+        served = await models.load_served(session)
+        people = await principals.load_all(session)
+        prices = await price_book.load_table(session, later.now())
+        principal = people[api_keys.digest(pepper, secrets.api_key)]
+        balance = await credit_book.balance(session, principal.tenant_id)
+    assert list(served) == ["smollm2-135m"]
+    assert len(people) == 1
+    assert principal.refusal == ""
+    assert balance.available_pico == 100 * PICO_PER_UNIT
+    schedule = prices.schedule(served["smollm2-135m"].model_id, Tier.STANDARD, Currency.USD, principal.tenant_id)
+    assert schedule is not None
+    assert (schedule.input, schedule.cached_input, schedule.output) == (20_000, 5_000, 60_000)  # 0.02 / 0.005 / 0.06
+    for tier in Tier:
+        assert prices.schedule(served["smollm2-135m"].model_id, tier, Currency.USD, principal.tenant_id) is not None
+
+
+def test_the_demo_model_is_installed() -> None:
+    assert locate(seed.MODEL_SOURCE).stat().st_size > 90_000_000
+
+
+def test_credentials_of_a_home_are_well_formed_and_never_the_same() -> None:
+    first, second = seed.mint_secrets(), seed.mint_secrets()
+    assert api_keys.well_formed(first.api_key)
+    assert first.operator_token.startswith("tgo_")
+    assert len({*vars_of(first), *vars_of(second)}) == 14
+
+
+def vars_of(secrets: HomeSecrets) -> list[str]:
+    return [getattr(secrets, name) for name in secrets.__struct_fields__]
