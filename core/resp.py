@@ -11,7 +11,7 @@ import hashlib
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 from urllib.parse import unquote, urlsplit
 
 import hiredis
@@ -113,8 +113,7 @@ class _Connection(asyncio.Protocol):
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_connection promises
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own are not instances of it
         self._open = True
         self._sweeper = self._loop.call_later(self._timeout_s / 4, self._sweep_again)
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from core.resp import RespClient, RespUnavailable, pack, script
 
@@ -63,3 +64,18 @@ async def test_a_stalled_server_fails_calls_and_the_client_recovers(valkey: Path
     assert await client.call("ECHO", "mine") == b"mine"
     await client.close()
     await other.close()
+
+
+async def test_works_on_the_loop_of_the_gateway(valkey: Path) -> None:
+    async def ping() -> object:
+        client = await RespClient.connect(f"unix://{valkey}")
+        try:
+            return await client.call("PING")
+        finally:
+            await client.close()
+
+    def on_uvloop() -> object:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(ping())
+
+    assert await asyncio.to_thread(on_uvloop) in {"PONG", b"PONG"}
