@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from catalog import queries
-from catalog.sealing import NONCE_BYTES, seal
+from catalog.sealing import NONCE_BYTES, seal, unseal_credential
 from catalog.tables import DeploymentRow, DesiredRow, ModelVersionRow
 from catalog.types import Deployment, DeploymentChange, DeploymentKind, EngineKind, NewDeployment, Temperature
 from core.db import record_config_change
@@ -255,3 +255,15 @@ def _invalid(param: str, message: str) -> PlatformError:
 def _missing(deployment_id: UUID) -> PlatformError:
     known = format_id(IdKind.DEPLOYMENT, deployment_id)
     return PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, f"There is no deployment {known}.")
+
+
+async def load_credentials(session: AsyncSession, sealing_key: bytes) -> dict[UUID, str]:
+    """Return the upstream credential of every live deployment that has one that opens; for the health probes."""
+    found = {}
+    for row, _, _ in await queries.deployments(session):
+        if row.sealed_credential:
+            try:
+                found[row.id] = unseal_credential(sealing_key, row.id, row.sealed_credential)
+            except PlatformError:
+                continue  # the probe will then say that the server refuses it
+    return found

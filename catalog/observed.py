@@ -23,6 +23,11 @@ async def remove_replica(session: AsyncSession, replica_id: UUID, *, term: int) 
     await queries.delete_replica(session, replica_id, term)
 
 
+async def remove_replicas(session: AsyncSession, deployment_id: UUID, *, term: int) -> None:
+    """Forget every replica of a deployment that no later term wrote."""
+    await queries.delete_replicas(session, deployment_id, term)
+
+
 async def list_replicas(session: AsyncSession, deployment_id: UUID | None = None) -> list[ObservedReplica]:
     return [
         ObservedReplica(**{name: getattr(row, name) for name in ObservedReplica.__struct_fields__})
@@ -49,3 +54,8 @@ async def begin_term(session: AsyncSession, holder: str) -> int:
 
 async def current_term(session: AsyncSession) -> int:
     return await queries.current_term(session)
+
+
+async def changes_since(session: AsyncSession, seen: int) -> tuple[int, bool]:
+    """Return the newest configuration revision, and whether the catalog changed after `seen`."""
+    return await queries.changes_since(session, seen)

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, Select, delete, func, select, update
+from sqlalchemy import Row, Select, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -132,6 +132,10 @@ async def delete_replica(session: AsyncSession, replica_id: UUID, term: int) -> 
     await session.execute(delete(ReplicaRow).where(ReplicaRow.id == replica_id, ReplicaRow.term <= term))
 
 
+async def delete_replicas(session: AsyncSession, deployment_id: UUID, term: int) -> None:
+    await session.execute(delete(ReplicaRow).where(ReplicaRow.deployment_id == deployment_id, ReplicaRow.term <= term))
+
+
 async def insert_load(session: AsyncSession, deployment_id: UUID, load_ms: int, now: datetime, keep: int) -> None:
     """Add a load and drop all but the newest `keep`."""
     await session.execute(insert(EngineLoadRow).values(deployment_id=deployment_id, load_ms=load_ms, loaded_at=now))
@@ -163,3 +167,13 @@ async def next_term(session: AsyncSession, holder: str) -> int:
 
 async def current_term(session: AsyncSession) -> int:
     return (await session.execute(select(ControllerTermRow.term))).scalar_one()
+
+
+async def changes_since(session: AsyncSession, seen: int) -> tuple[int, bool]:
+    """Return the newest revision of `config_change`, and whether one after `seen` was the catalog's."""
+    statement = text(
+        "SELECT coalesce(max(revision), :seen), coalesce(bool_or(kind = 'catalog'), false)"
+        " FROM config_change WHERE revision > :seen"
+    )
+    newest, changed = (await session.execute(statement, {"seen": seen})).one()
+    return int(newest), bool(changed)

@@ -50,12 +50,13 @@ class Launch(msgspec.Struct, frozen=True):
     url: str
 
 
-def plan_launch(deployment: Deployment, listen: str) -> Launch:
+def plan_launch(deployment: Deployment, listen: str, lock: str) -> Launch:
     """Return the command of a deployment's engine.
 
     Args:
         deployment: a local one.
         listen: a socket's path ending in ``.sock``, or ``127.0.0.1:port``.
+        lock: the path of the lock it will hold; among its arguments, so that it can be found by it.
 
     Raises:
         PlatformError: kind invalid, when its engine_args or source cannot be used.
@@ -63,20 +64,22 @@ def plan_launch(deployment: Deployment, listen: str) -> Launch:
     unix = listen.endswith(".sock")
     url = f"unix:{listen}" if unix else f"http://{listen}"
     if deployment.engine is EngineKind.LLAMA_CPP:
-        return Launch((sys.executable, "-m", "engine.llama_server", *_llama_arguments(deployment, listen)), url)
+        arguments = ("engine.llama_server", "--listen", listen, *_llama_arguments(deployment))
+        return Launch((sys.executable, "-m", *arguments, "--lock", lock), url)
     if deployment.engine is EngineKind.SIMULATOR:
         where = ("--uds", listen) if unix else ("--port", listen.rpartition(":")[2])
-        return Launch((sys.executable, "-m", "engine.simulator", *where, *_simulator_arguments(deployment)), url)
+        arguments = ("engine.simulator", *where, *_simulator_arguments(deployment))
+        return Launch((sys.executable, "-m", *arguments, "--lock", lock), url)
     raise _invalid(f"No local launcher for {deployment.engine}.")
 
 
-def _llama_arguments(deployment: Deployment, listen: str) -> list[str]:
+def _llama_arguments(deployment: Deployment) -> list[str]:
     given = _convert(deployment, LlamaArguments)
     context = given.context or deployment.context_max
     if not (0 < context <= deployment.context_max and 1 <= given.parallel <= 64 and 1 <= given.threads <= 256):
         raise _invalid("context must be within the version's context_max, parallel 1 to 64, threads 1 to 256.")
     return [
-        *("--model", str(locate(deployment.source)), "--alias", deployment.upstream_model, "--listen", listen),
+        *("--model", str(locate(deployment.source)), "--alias", deployment.upstream_model),
         *("--context", str(context), "--parallel", str(given.parallel), "--threads", str(given.threads)),
         "--embeddings" if given.embeddings else "--no-embeddings",
     ]

@@ -17,6 +17,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--alias", required=True, help="the model's name in answers")
     parser.add_argument("--listen", required=True)
     parser.add_argument("--context", type=int, required=True, help="tokens per slot")
+    parser.add_argument("--lock", default="", help="the lock it holds, to be found by")
     parser.add_argument("--parallel", type=int, default=4, help="slots: requests at once")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--embeddings", action=argparse.BooleanOptionalAction, default=True)

@@ -310,6 +310,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, str, i
     parser.add_argument("--load-ms", type=int, default=0)
     parser.add_argument("--log", default="")
     parser.add_argument("--fsync", action="store_true")
+    parser.add_argument("--lock", default="", help="the lock it holds, to be found by")
     parser.add_argument("--ready-file", type=Path)
     given = parser.parse_args(arguments)
     plan = simulation.parse_plan(Plan(), "", f"[[sim {given.plan}]]") if given.plan else Plan()

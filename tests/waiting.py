@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 30.0) -> None:
     """Return as soon as the condition holds; TimeoutError when it does not within `timeout_s`."""
     async with asyncio.timeout(timeout_s):
         while True:

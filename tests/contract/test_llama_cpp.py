@@ -46,7 +46,8 @@ SMOL = Deployment(
 @pytest.fixture(scope="module")
 async def engine_url(service_folder: Path) -> AsyncIterator[str]:
     """A llama.cpp server, started as the controller does it; ended by SIGTERM."""
-    launch = launcher.plan_launch(SMOL, launcher.choose_listen(service_folder, "llama"))
+    lock_name = str(service_folder / "llama.lock")
+    launch = launcher.plan_launch(SMOL, launcher.choose_listen(service_folder, "llama"), lock_name)
     lock = launcher.take_lock(service_folder / "llama.lock")
     assert lock is not None
     process = launcher.spawn(launch, lock, service_folder / "llama.log")
@@ -61,7 +62,7 @@ async def engine_url(service_folder: Path) -> AsyncIterator[str]:
 
     await until(well, timeout_s=60)
     yield launch.url
-    assert processes.find_by_argument(launch.url.removeprefix("unix:")) == process.pid
+    assert processes.find_by_argument(lock_name) == process.pid
     assert processes.send(process.pid, since, signal.SIGTERM)
     assert await asyncio.to_thread(process.wait, 10) == 0
     assert not processes.is_alive(process.pid, since)

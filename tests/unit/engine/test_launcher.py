@@ -52,7 +52,7 @@ def option(arguments: tuple[str, ...], name: str) -> str:
 
 
 def test_llama_cpp_gets_the_versions_context_for_each_slot_and_one_thread() -> None:
-    launch = launcher.plan_launch(LLAMA, "/run/x.sock")
+    launch = launcher.plan_launch(LLAMA, "/run/x.sock", "/run/x.lock")
     assert launch.url == "unix:/run/x.sock"
     assert launch.arguments[:3] == (sys.executable, "-m", "engine.llama_server")
     assert option(launch.arguments, "--context") == "2048"
@@ -61,7 +61,7 @@ def test_llama_cpp_gets_the_versions_context_for_each_slot_and_one_thread() -> N
 
 
 def test_the_simulator_can_listen_on_a_port() -> None:
-    launch = launcher.plan_launch(with_args(EngineKind.SIMULATOR, plan="n=3", load_ms=20), "127.0.0.1:4711")
+    launch = launcher.plan_launch(with_args(EngineKind.SIMULATOR, plan="n=3", load_ms=20), "127.0.0.1:4711", "x.lock")
     assert launch.url == "http://127.0.0.1:4711"
     assert option(launch.arguments, "--port") == "4711"
     assert option(launch.arguments, "--plan") == "n=3"
@@ -81,7 +81,7 @@ def test_the_simulator_can_listen_on_a_port() -> None:
 )
 def test_engine_args_that_cannot_be_used_are_refused(deployment: Deployment) -> None:
     with pytest.raises(PlatformError):
-        launcher.plan_launch(deployment, "/run/x.sock")
+        launcher.plan_launch(deployment, "/run/x.sock", "/run/x.lock")
 
 
 def test_a_long_folder_gets_a_loopback_port_since_socket_paths_are_short(tmp_path: Path) -> None:

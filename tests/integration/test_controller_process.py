@@ -1,0 +1,146 @@
+"""The controller as processes that are killed."""
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from core import db
+from core.resp import RespClient
+from core.settings import Database
+from engine import processes
+from knative.local import Record
+from knative.types import ReplicaState
+from knative.wake import StateFeed
+from tests.factories.catalog import SEALING_KEY, deploy
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Home:
+    """A home folder, and the controllers that were started in it."""
+
+    def __init__(self, folder: Path, database: Database, valkey: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TIDEGATE_HOME": str(folder),
+            "TIDEGATE_SECRETS__PEPPER": "00" * 32,
+            "TIDEGATE_SECRETS__SIGNING": "00" * 32,
+            "TIDEGATE_SECRETS__SEALING": SEALING_KEY.hex(),
+            "TIDEGATE_DATABASE__URL": database.url.get_secret_value(),
+            "TIDEGATE_VALKEY__URL": f"unix://{valkey}",
+            "TIDEGATE_VALKEY__BROKER_URL": f"unix://{valkey}?db=1",
+        }
+        self.controllers: list[subprocess.Popen[bytes]] = []
+
+    def spawn(self) -> tuple[subprocess.Popen[bytes], Path]:
+        ready = self.folder / f"ready-{len(self.controllers)}"
+        script = ROOT / "tests" / "integration" / "controller_process.py"
+        with (self.folder / "controller.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, script, ready], env=self.environment, cwd=ROOT, stdout=log, stderr=log
+            )
+        self.controllers.append(process)
+        return process, ready
+
+    async def start(self) -> subprocess.Popen[bytes]:
+        """Start a controller and return it once it says that it is ready."""
+        process, ready = self.spawn()
+
+        def said_so() -> bool:
+            assert process.poll() is None, (self.folder / "controller.log").read_text()
+            return ready.exists()
+
+        await until(said_so, timeout_s=30)
+        return process
+
+    def engine(self, deployment_id: UUID) -> Record | None:
+        path = self.folder / "run" / "engines" / f"{deployment_id.hex}.json"
+        return msgspec.json.decode(path.read_bytes(), type=Record) if path.exists() else None
+
+    def close(self) -> None:
+        for process in self.controllers:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(20)
+
+
+@pytest.fixture
+def home(service_folder: Path, database_settings: Database, valkey: Path) -> Iterator[Home]:
+    folder = service_folder / secrets.token_hex(3)
+    folder.mkdir(mode=0o700)
+    home = Home(folder, database_settings, valkey)
+    yield home
+    home.close()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def feed(valkey: Path) -> AsyncIterator[StateFeed]:
+    client = await RespClient.connect(f"unix://{valkey}")
+    feed = StateFeed(client, poll_s=0.03)
+    await feed.start()
+    yield feed
+    await feed.close()
+    await client.close()
+
+
+async def test_after_kill_9_the_next_leader_adopts_the_engine_and_sigterm_ends_it(
+    home: Home, feed: StateFeed, sessions: db.Sessions
+) -> None:
+    deployment_id = await deploy(sessions)
+    first = await home.start()
+    stand_by = await home.start()
+    before = await feed.wait_ready(deployment_id, 20)
+    engine = home.engine(deployment_id)
+    assert engine is not None
+    first.kill()
+    first.wait()
+
+    def led_on() -> bool:
+        found = feed.current(deployment_id)
+        return found is not None and found.epoch > before.epoch + 1000  # an epoch of the next term
+
+    await until(led_on, timeout_s=10)  # the promise to users: the next leader within ten seconds
+    after = await feed.wait_ready(deployment_id, 0)
+    assert after.endpoints == before.endpoints
+    assert home.engine(deployment_id) == engine
+    assert processes.is_alive(engine.pid, engine.started_ms)
+    stand_by.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(stand_by.wait, 20) == 0
+    assert not processes.is_alive(engine.pid, engine.started_ms)
+    assert home.engine(deployment_id) is None
+    await until(lambda: (found := feed.current(deployment_id)) is not None and found.state is ReplicaState.ABSENT)
+
+
+async def test_after_kill_9_of_controller_and_engine_a_new_one_is_started(
+    home: Home, feed: StateFeed, sessions: db.Sessions
+) -> None:
+    deployment_id = await deploy(sessions, min_scale=1)
+    controller = await home.start()
+    await feed.wait_ready(deployment_id, 20)
+    engine = home.engine(deployment_id)
+    assert engine is not None
+    controller.kill()
+    controller.wait()
+    assert processes.send(engine.pid, engine.started_ms, signal.SIGKILL)
+    await home.start()
+
+    def another() -> bool:
+        found = home.engine(deployment_id)
+        return found is not None and found.pid != engine.pid
+
+    await until(another)
+    await until(lambda: (found := feed.current(deployment_id)) is not None and found.state is ReplicaState.READY)
