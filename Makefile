@@ -75,6 +75,14 @@ test-vllm: setup-dev vllm ## the engine contract and the gateway against a real 
 soak: setup-dev ## long and heavy runs: kills, floods, hours (not in CI)
 	$(BIN)/python -m pytest -m soak --timeout=7200 $(ARGS)
 
+.PHONY: bench
+bench: setup-dev ## measure one gateway core (BENCH_DIR=folder of the load generator; ARGS="--only requests")
+	@BENCH_DIR="$(BENCH_DIR)" $(BIN)/python -m bench.measure $(ARGS)
+
+.PHONY: bench-profile
+bench-profile: setup-dev ## where the gateway's CPU goes, by stage (PYSPY=path of py-spy)
+	@BENCH_DIR="$(BENCH_DIR)" $(if $(PYSPY),PYSPY="$(PYSPY)") $(BIN)/python -m bench.profile $(ARGS)
+
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format
 	$(BIN)/ruff check .
