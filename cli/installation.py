@@ -35,7 +35,7 @@ def settings(home: Home, secrets: HomeSecrets, state: HomeState) -> Settings:
         },
         valkey={
             "url": f"unix://{home.valkey_socket}",
-            "broker_url": f"redis+socket://{home.valkey_socket}?virtual_host=1",
+            "broker_url": f"unix://{home.valkey_socket}?db=1",
         },
         gateway={"host": state.host, "port": state.port, "replica_id": REPLICA},
         control={"socket": home.control_socket},
