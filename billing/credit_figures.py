@@ -12,7 +12,7 @@ from uuid import UUID
 
 import msgspec
 
-from billing import metrics, queries
+from billing import queries
 from billing.spool_reader import SpoolReader
 from billing.types import Balance, UsageEvent
 from core import keyspace
@@ -162,8 +162,6 @@ async def reconcile(sessions: Sessions, client: RespClient, clock: Clock) -> Dri
         if len(page) < queries.PAGE_MAX:
             break
         last = page[-1].tenant_id
-    metrics.CREDIT_DRIFT_NANO.set(drift.figures_nano)
-    metrics.CREDIT_REPAIRS.inc(drift.figures + drift.leftovers + drift.sums)
     return drift
 
 

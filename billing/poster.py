@@ -11,17 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
-import structlog
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from billing import credit_figures, metrics
+from billing import credit_figures
 from billing import spool_format as fmt
+from billing.metrics import PosterMetrics, poster_metrics
 from billing.posting import Posted, Posting
 from billing.spool_reader import SpoolReader
 from billing.types import UsageEvent
-from core import keyspace
+from core import keyspace, logging, telemetry
 from core.clock import Clock, SystemClock
 from core.db import Sessions, create_engine, create_sessions
+from core.logging import get_logger
 from core.resp import RespClient, RespError, RespUnavailable
 from core.settings import Settings
 
@@ -31,24 +32,28 @@ IDLE_WAIT_MS = 200
 BACKOFF_MIN_MS = 250
 BACKOFF_MAX_MS = 5000
 HOUSEKEEPING_S = 60
+REPORT_S = 10
 UNSETTLED_MAX = 200  # batches whose settlement Valkey has not taken; beyond it the reconciliation does it
-LOCK_NAME = "poster"  # a folder beside the spools: the lock of this host's one poster, and the epoch it has seen
+PROCESS = "poster"
 EPOCH_NAME = "epoch"
 TROUBLE = (DBAPIError, SQLAlchemyError, psycopg.Error, OSError)
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Poster:
     """One host's poster. `step` does one round; `run` below repeats it."""
 
-    def __init__(self, sessions: Sessions, client: RespClient, spool_dir: Path, clock: Clock) -> None:
+    def __init__(
+        self, sessions: Sessions, client: RespClient, spool_dir: Path, clock: Clock, metrics: PosterMetrics
+    ) -> None:
         self._sessions = sessions
         self._client = client
         self._spool_dir = spool_dir
-        self._folder = spool_dir / LOCK_NAME
+        self._folder = spool_dir / fmt.POSTER_FOLDER
         self._clock = clock
-        self._posting = Posting(sessions, clock)
+        self._metrics = metrics
+        self._posting = Posting(sessions, clock, metrics)
         self._readers: dict[str, SpoolReader] = {}
         self._unsettled: list[Posted] = []
         self._epoch = self._recall_epoch()
@@ -79,16 +84,18 @@ class Poster:
         await self._posting.ensure_partitions()
         for reader in self._readers.values():
             reader.tidy()
-        metrics.SPOOL_BYTES.set(sum(fmt.unposted_bytes(reader.folder) for reader in self._readers.values()))
+        self._metrics.spool_bytes.set(sum(fmt.unposted_bytes(reader.folder) for reader in self._readers.values()))
         try:
             drift = await credit_figures.reconcile(self._sessions, self._client, self._clock)
         except (RespUnavailable, RespError):
             return
+        self._metrics.drift_nano.set(drift.figures_nano)
+        self._metrics.repairs.inc(drift.figures + drift.leftovers + drift.sums)
         if drift.figures or drift.leftovers or drift.sums:
             _log.warning("credit.figures_repaired", **{name: getattr(drift, name) for name in drift.__struct_fields__})
 
     def _read(self) -> list[UsageEvent]:
-        folders = {folder.name: folder for folder in spool_folders(self._spool_dir)}
+        folders = {folder.name: folder for folder in fmt.spool_folders(self._spool_dir)}
         for name in self._readers.keys() - folders.keys():
             del self._readers[name]
         for name in folders.keys() - self._readers.keys():
@@ -112,11 +119,11 @@ class Poster:
         try:
             posted = await self._posting.post(events)
         except BaseException:
-            metrics.POSTING_FAILURES.inc()
+            self._metrics.posting_failures.inc()
             raise
         self._unsettled += posted
         oldest_us = min(event.ended_at_us for event in events)
-        metrics.POSTING_LAG.observe(max(0, self._clock.now_us() - oldest_us) * 1e-6)
+        self._metrics.posting_lag.observe(max(0, self._clock.now_us() - oldest_us) * 1e-6)
 
     async def _settle(self) -> bool:
         """Tell Valkey of what is posted; tells whether nothing is left to tell."""
@@ -125,7 +132,7 @@ class Poster:
                 for tenant_id, balance, ids in self._unsettled[0].settlements:
                     await credit_figures.settle(self._client, tenant_id, balance, ids)
             except (RespUnavailable, RespError) as error:
-                metrics.SETTLE_FAILURES.inc()
+                self._metrics.settle_failures.inc()
                 if len(self._unsettled) <= UNSETTLED_MAX:
                     return False
                 _log.warning("poster.settlements_dropped", batches=len(self._unsettled), error=str(error))
@@ -140,7 +147,7 @@ class Poster:
             epoch: bytes | None = await self._client.call("GET", keyspace.EPOCH)
             if epoch is not None and epoch != self._epoch:
                 count = 0
-                for folder in spool_folders(self._spool_dir):
+                for folder in fmt.spool_folders(self._spool_dir):
                     count += await credit_figures.register_spool(self._client, folder)
                 _log.info("poster.epoch_followed", unposted_events=count)
                 self._remember_epoch(epoch)
@@ -163,25 +170,18 @@ class Poster:
             return None
 
 
-def spool_folders(spool_dir: Path) -> list[Path]:
-    """Return the spools below, in the order of their names; none when there is no such folder."""
-    try:
-        return sorted(path for path in spool_dir.iterdir() if path.is_dir() and path.name != LOCK_NAME)
-    except FileNotFoundError:
-        return []
-
-
 async def serve(settings: Settings, ready: Callable[[], None], stop: asyncio.Event) -> None:
     """Post until `stop` is set."""
     clock = SystemClock()
     engine = create_engine(settings.database)
     client = await RespClient.connect(settings.valkey.url.get_secret_value(), required=False)
     lock = await _only_one(settings.spool_dir, stop)
-    poster = Poster(create_sessions(engine), client, settings.spool_dir, clock)
+    registry = telemetry.create_registry()
+    poster = Poster(create_sessions(engine), client, settings.spool_dir, clock, poster_metrics(registry))
     ready()
     _log.info("poster.started", spool_dir=str(settings.spool_dir))
     try:
-        await _repeat(poster, clock, stop)
+        await _repeat(poster, clock, stop, lambda: telemetry.write_snapshot(registry, settings, PROCESS))
     finally:
         await client.close()
         await engine.dispose()
@@ -191,7 +191,7 @@ async def serve(settings: Settings, ready: Callable[[], None], stop: asyncio.Eve
 
 async def _only_one(spool_dir: Path, stop: asyncio.Event) -> int | None:
     """Wait until no other poster follows these spools. A second one would do no harm, only double work."""
-    folder = spool_dir / LOCK_NAME
+    folder = spool_dir / fmt.POSTER_FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     while not stop.is_set():
         lock = fmt.try_lock(folder)
@@ -201,9 +201,12 @@ async def _only_one(spool_dir: Path, stop: asyncio.Event) -> int | None:
     return None
 
 
-async def _repeat(poster: Poster, clock: Clock, stop: asyncio.Event) -> None:
-    backoff_ms, housekept = BACKOFF_MIN_MS, None
+async def _repeat(poster: Poster, clock: Clock, stop: asyncio.Event, report: Callable[[], None]) -> None:
+    backoff_ms, housekept, reported = BACKOFF_MIN_MS, None, None
     while not stop.is_set():
+        if reported is None or clock.monotonic() - reported >= REPORT_S:
+            report()
+            reported = clock.monotonic()
         try:
             count = await poster.step()
             if housekept is None or clock.monotonic() - housekept >= HOUSEKEEPING_S:
@@ -241,4 +244,5 @@ def run(settings: Settings, ready: Callable[[], None]) -> None:
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await serve(settings, ready, stop)
 
+    logging.configure(settings.log, PROCESS)
     asyncio.run(main())

@@ -7,23 +7,25 @@ from uuid import UUID
 
 import msgspec
 import psycopg
-import structlog
 from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import assess, ledger, metrics, posting_queries, price_book, queries
+from billing import assess, ledger, posting_queries, price_book, queries
 from billing.ledger import Source, Transaction
+from billing.metrics import PosterMetrics
 from billing.price_table import VersionPrices
 from billing.spool_format import encode_payload
 from billing.types import Balance, UsageEvent
 from core.clock import Clock
 from core.db import Sessions, transaction
 from core.ids import new_uuid
+from core.logging import get_logger
 from core.money import Currency
 
 PRICE_CACHE_MAX = 1000
-_log = structlog.get_logger(__name__)
+HELD_LOGGED_MAX = 10  # per batch
+_log = get_logger(__name__)
 
 
 class Posted(msgspec.Struct, frozen=True):
@@ -38,8 +40,9 @@ class Posted(msgspec.Struct, frozen=True):
 class Posting:
     """Posts batches; remembers published prices, which never change, and partitions that exist."""
 
-    def __init__(self, sessions: Sessions, clock: Clock) -> None:
+    def __init__(self, sessions: Sessions, clock: Clock, metrics: PosterMetrics) -> None:
         self._sessions = sessions
+        self._metrics = metrics
         self._clock = clock
         self._prices: dict[UUID, VersionPrices] = {}
         self._days: set[int] = set()
@@ -111,7 +114,7 @@ class Posting:
         requests: dict[UUID, list[UUID]] = {}
         for event in events:
             requests.setdefault(event.tenant_id, []).append(event.id)
-        _count(new, len(events) - len(held) - new, held)
+        self._count(new, len(events) - len(held) - new, held)
         return Posted(
             new,
             len(events) - len(held) - new,
@@ -138,12 +141,19 @@ class Posting:
                 overrun=profile.overrun_account,
             )
             if overrun:
-                metrics.OVERRUNS.inc()
+                self._metrics.overruns.inc()
                 _log.warning("usage.credit_overrun", tenant_id=row.tenant_id.hex, overrun_pico=overrun)
             currency = currencies[row.tenant_id]
             transactions.append(Transaction(row.tx_id, row.tenant_id, "usage", currency, transfers))
         await ledger.post(session, transactions)
         return sum(row.events for row in inserted)
+
+    def _count(self, new: int, repeated: int, held: Sequence[tuple[UsageEvent, str]]) -> None:
+        self._metrics.posted.inc(new)
+        self._metrics.repeated.inc(repeated)
+        self._metrics.quarantined.inc(len(held))
+        for event, why in held[:HELD_LOGGED_MAX]:
+            _log.warning("usage.event_quarantined", event_id=event.id.hex, tenant_id=event.tenant_id.hex, reason=why)
 
     async def _load_prices(self, session: AsyncSession, events: Sequence[UsageEvent]) -> None:
         if len(self._prices) > PRICE_CACHE_MAX:
@@ -167,14 +177,6 @@ def quarantine_row(event: UsageEvent, why: str) -> dict[str, object]:
         "raw_usage": event.raw_usage.replace("\0", ""),
         "payload": encode_payload(event),
     }
-
-
-def _count(new: int, repeated: int, held: Sequence[tuple[UsageEvent, str]]) -> None:
-    metrics.POSTED.inc(new)
-    metrics.REPEATED.inc(repeated)
-    metrics.QUARANTINED.inc(len(held))
-    for event, why in held[:10]:
-        _log.warning("usage.event_quarantined", event_id=event.id.hex, tenant_id=event.tenant_id.hex, reason=why)
 
 
 def _sqlstate(error: DBAPIError | psycopg.Error) -> str:

@@ -31,6 +31,7 @@ RAW_USAGE_MAX_CHARS = 8 * 1024
 LOCK_NAME = "lock"
 IDENTITY_NAME = "identity.json"
 CHECKPOINT_NAME = "checkpoint.json"
+POSTER_FOLDER = "poster"  # beside the spools: the lock of the host's one poster, and what it remembers
 
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 _decoder = msgspec.msgpack.Decoder(UsageEvent)
@@ -87,6 +88,14 @@ def segment_numbers(folder: Path) -> list[int]:
     except FileNotFoundError:
         return []
     return sorted(int(name[4:20]) for name in names if name.startswith("seg-") and name.endswith(".tgs"))
+
+
+def spool_folders(spool_dir: Path) -> list[Path]:
+    """Return the spools below, in the order of their names; none when there is no such folder."""
+    try:
+        return sorted(path for path in spool_dir.iterdir() if path.is_dir() and path.name != POSTER_FOLDER)
+    except FileNotFoundError:
+        return []
 
 
 def read_checkpoint(folder: Path) -> Position:

@@ -5,17 +5,17 @@ import zlib
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from billing import spool_format as fmt
 from billing.spool_format import Position
 from billing.types import UsageEvent
+from core.logging import get_logger
 
 READ_BYTES = 2 * 1024 * 1024
 READS_MAX = 64  # file reads of one call
 REJECTED_NAME = "rejected.bin"  # frames whole by CRC that this version cannot read: for a person
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class SpoolReader:

@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from uuid import UUID
 
+from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
+from billing.metrics import poster_metrics
 from billing.poster import Poster
 from billing.price_table import VersionPrices
 from billing.spool import SpoolWriter
@@ -27,7 +30,15 @@ class World:
     client: RespClient
     prices: VersionPrices
     spool_dir: Path
-    poster: Poster
+
+    @cached_property
+    def poster(self) -> Poster:
+        return self.new_poster()
+
+    def new_poster(self) -> Poster:
+        """A poster that remembers nothing."""
+        metrics = poster_metrics(CollectorRegistry())
+        return Poster(self.sessions, self.client, self.spool_dir, SystemClock(), metrics)
 
     async def tenant(self, credit: str) -> tuple[UUID, PriceSchedule]:
         tenant_id = await make.tenant(self.sessions, credit)

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from billing.poster import Poster
-from core.clock import SystemClock
 from core.db import Sessions
 from core.resp import RespClient
 from tests.factories import billing as make
@@ -16,6 +14,6 @@ from tests.factories.billing_world import World
 @pytest.fixture
 async def world(sessions: Sessions, valkey: Path, tmp_path: Path) -> AsyncIterator[World]:
     client = await RespClient.connect(f"unix://{valkey}")
-    poster = Poster(sessions, client, tmp_path / "spool", SystemClock())
-    yield World(sessions, client, await make.publish_prices(sessions), tmp_path / "spool", poster)
+    world = World(sessions, client, await make.publish_prices(sessions), tmp_path / "spool")
+    yield world
     await client.close()

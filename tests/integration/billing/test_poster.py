@@ -9,7 +9,6 @@ import pytest
 
 from billing import assess, credit_figures, queries
 from billing import spool_format as fmt
-from billing.poster import Poster
 from billing.price_table import VersionPrices
 from billing.types import Outcome, PriceSchedule, UsageEvent
 from core import keyspace
@@ -67,7 +66,7 @@ async def test_what_is_offered_again_changes_nothing(world: World) -> None:
     await write(folder, events, segment_bytes=4096)
     await write(world.spool_dir / "copy", [*events[::-1], make.event(tenant_id, s)])
     for _ in range(3):
-        poster = Poster(world.sessions, world.client, world.spool_dir, SystemClock())
+        poster = world.new_poster()
         while await poster.step():
             pass
         (folder / "checkpoint.json").unlink()

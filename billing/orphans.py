@@ -1,0 +1,80 @@
+"""Spools whose gateway does not come back: which there are, and how one from another host is taken over.
+
+The poster of a host follows every folder below its spool folder, whether its writer lives or not. So a spool is only
+orphaned with its host: then its volume is mounted elsewhere and its folder adopted by a poster there. Adopting a copy
+while the first is posted too does no harm, because the ledger takes each event once.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from billing import spool_format as fmt
+from core.errors import ErrorKind, PlatformError
+from core.ids import new_uuid
+
+
+class SpoolState(msgspec.Struct, frozen=True):
+    """One spool folder. `live`: its writer runs. `unposted_bytes` is 0 when all of it is in the ledger."""
+
+    name: str
+    replica: str
+    host: str
+    live: bool
+    unposted_bytes: int
+    segments: int
+
+
+def list_spools(spool_dir: Path) -> list[SpoolState]:
+    """Return the spools of this host, in the order of their names."""
+    return [_state(folder) for folder in fmt.spool_folders(spool_dir)]
+
+
+def _state(folder: Path) -> SpoolState:
+    try:
+        identity = msgspec.json.decode((folder / fmt.IDENTITY_NAME).read_bytes(), type=fmt.Identity)
+    except (FileNotFoundError, msgspec.DecodeError):
+        identity = fmt.Identity(folder.name, "", 0)
+    return SpoolState(
+        folder.name,
+        identity.replica,
+        identity.host,
+        _is_live(folder),
+        fmt.unposted_bytes(folder),
+        len(fmt.segment_numbers(folder)),
+    )
+
+
+def _is_live(folder: Path) -> bool:
+    lock = fmt.try_lock(folder)
+    if lock is None:
+        return True
+    os.close(lock)
+    return False
+
+
+def adopt(spool_dir: Path, source: Path) -> SpoolState:
+    """Copy the spool in `source` among this host's, where the poster finds it; the source is left as it is.
+
+    Raises:
+        PlatformError: INVALID_SPOOL: `source` holds no segments, its writer lives, or it is among this host's already.
+    """
+    source = source.resolve()
+    if not fmt.segment_numbers(source):
+        raise _invalid(f"{source} holds no spool segments.")
+    if source.parent == spool_dir.resolve():
+        raise _invalid(f"{source} is among this host's spools already; its poster follows it.")
+    if _is_live(source):
+        raise _invalid(f"The writer of {source} lives; stop that gateway first.")
+    target = spool_dir / f"adopted-{source.name}-{new_uuid().hex[-12:]}"
+    partial = spool_dir / fmt.POSTER_FOLDER / target.name  # no poster looks there
+    partial.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    shutil.copytree(source, partial)
+    partial.rename(target)
+    return _state(target)
+
+
+def _invalid(message: str) -> PlatformError:
+    return PlatformError("INVALID_SPOOL", ErrorKind.INVALID, message)
