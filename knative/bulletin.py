@@ -1,10 +1,12 @@
 """What the leader says of each deployment: numbered, published when it changes, and again when Valkey lost it."""
 
+from collections import Counter
+
 import msgspec
 
 from core.resp import RespClient, RespError, RespUnavailable
 from knative import publisher
-from knative.types import DeploymentState
+from knative.types import DeploymentState, ReplicaState
 
 
 class Bulletin:
@@ -26,6 +28,11 @@ class Bulletin:
         self._states[state.deployment] = numbered
         self._unpublished.add(state.deployment)
         return numbered
+
+    def count(self) -> dict[ReplicaState, int]:
+        """Return how many deployments are in each state."""
+        counts = Counter(state.state for state in self._states.values())
+        return {state: counts[state] for state in ReplicaState}
 
     def keep_only(self, deployments: set[str]) -> None:
         """Forget deployments that are no more; `heal` then takes them out of Valkey."""

@@ -11,22 +11,25 @@ import signal
 import socket
 from collections.abc import Callable
 
-import structlog
+from prometheus_client import CollectorRegistry
 
 from catalog.sealing import sealing_key
-from core import db, keyspace
+from core import db, keyspace, logging, telemetry
 from core.clock import Clock, SystemClock
+from core.logging import get_logger
 from core.resp import RespClient
 from core.settings import Settings
 from knative.leader import UNREACHABLE, Leadership
 from knative.lifecycle import SECOND_US, Policy
 from knative.local import LocalBackend
+from knative.metrics import controller_metrics
 from knative.reign import Reign
 
 TICK_S = 0.25
 STAND_BY_S = 1.0
 HOUSEKEEP_S = 1.0
-log = structlog.get_logger()
+FIGURES_S = 10.0
+log = get_logger(__name__)
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -53,6 +56,7 @@ class Controller:
         policy: Policy,
         clock: Clock,
         sealing: bytes,
+        registry: CollectorRegistry,
         tick_s: float = TICK_S,
     ) -> None:
         self._sessions = sessions
@@ -62,6 +66,7 @@ class Controller:
         self._policy = policy
         self._clock = clock
         self._sealing = sealing
+        self._metrics = controller_metrics(registry)
         self._tick_s = tick_s
         self._nudge = asyncio.Event()
 
@@ -83,6 +88,7 @@ class Controller:
     async def _lead(self, stop: asyncio.Event, ready: Callable[[], None]) -> None:
         """One term. Whatever ends it, the engines end with it: the next leader may be on another host."""
         log.info("controller.term_begun", term=self._leadership.term)
+        self._metrics.term.set(self._leadership.term)
         reign = Reign(
             self._sessions,
             self._client,
@@ -92,6 +98,7 @@ class Controller:
             clock=self._clock,
             sealing=self._sealing,
             nudge=self._nudge,
+            metrics=self._metrics,
         )
         try:
             await reign.begin()
@@ -102,6 +109,7 @@ class Controller:
         finally:
             await reign.end()
             await self._leadership.release()
+            self._metrics.term.set(0)
             log.info("controller.term_ended", term=self._leadership.term)
 
     async def _reign_on(self, reign: Reign, stop: asyncio.Event) -> None:
@@ -135,6 +143,16 @@ async def pause(stop: asyncio.Event, seconds: float) -> None:
         return
 
 
+async def write_figures(registry: CollectorRegistry, settings: Settings) -> None:
+    """Leave this process's figures where the control plane finds them, again and again."""
+    while True:
+        try:
+            telemetry.write_snapshot(registry, settings, "controller")
+        except OSError as problem:
+            log.warning("controller.figures_not_written", error=type(problem).__name__)
+        await asyncio.sleep(FIGURES_S)
+
+
 async def serve(settings: Settings, ready: Callable[[], None]) -> None:
     """Run until SIGTERM or SIGINT."""
     clock = SystemClock()
@@ -144,6 +162,7 @@ async def serve(settings: Settings, ready: Callable[[], None]) -> None:
     engine = db.create_engine(settings.database)
     sessions = db.create_sessions(engine)
     client = await RespClient.connect(settings.valkey.url.get_secret_value(), required=False)
+    registry = telemetry.create_registry()
     holder = f"{socket.gethostname()}:{os.getpid()}"
     controller = Controller(
         sessions,
@@ -153,14 +172,19 @@ async def serve(settings: Settings, ready: Callable[[], None]) -> None:
         policy=policy_of(settings),
         clock=clock,
         sealing=sealing_key(settings.secrets.sealing),
+        registry=registry,
     )
+    figures = asyncio.create_task(write_figures(registry, settings))
     try:
         await controller.run(stop, ready)
     finally:
+        figures.cancel()
+        await asyncio.gather(figures, return_exceptions=True)
         await client.close()
         await engine.dispose()
 
 
 def run(settings: Settings, ready: Callable[[], None]) -> None:
     """The process entry: blocks until SIGTERM; `ready` is called once it leads and has published, or stands by."""
+    logging.configure(settings.log, "controller")
     asyncio.run(serve(settings, ready))

@@ -6,12 +6,11 @@ import socket
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-import structlog
-
 from catalog import deployments, observed
 from catalog.types import Deployment, DeploymentKind, EngineKind, ObservedReplica
 from core import db
 from core.clock import Clock
+from core.logging import get_logger
 from core.resp import RespClient, RespError, RespUnavailable
 from engine import health
 from knative import lifecycle, publisher
@@ -20,6 +19,7 @@ from knative.external import ExternalWatch, Outside
 from knative.leader import ANSWER_S, EPOCHS_PER_TERM, UNREACHABLE
 from knative.lifecycle import SERVING, Action, Facts, Life, Policy
 from knative.local import LocalBackend, Record, fingerprint
+from knative.metrics import ControllerMetrics
 from knative.publisher import Activity
 from knative.records import Records
 from knative.types import DeploymentState, Endpoint, ReplicaState
@@ -32,7 +32,7 @@ LAST_DRAIN_S = 5.0  # and for requests in flight
 END_TIMEOUT_S = 5.0
 VALKEY_AWAY = (RespError, RespUnavailable)
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-log = structlog.get_logger()
+log = get_logger(__name__)
 
 
 class Reign:
@@ -49,6 +49,7 @@ class Reign:
         clock: Clock,
         sealing: bytes,
         nudge: asyncio.Event,
+        metrics: ControllerMetrics,
     ) -> None:
         self._sessions = sessions
         self._client = client
@@ -58,6 +59,7 @@ class Reign:
         self._clock = clock
         self._sealing = sealing
         self._nudge = nudge
+        self._metrics = metrics
         self._revision = -1
         self._deployments: dict[UUID, Deployment] = {}
         self._credentials: dict[UUID, str] = {}
@@ -106,8 +108,11 @@ class Reign:
                 self._revision = newest
                 await self._records.write(self._clock.now())
         except UNREACHABLE as problem:
+            self._metrics.postgres_away.inc()
             log.warning("controller.postgres_away", error=type(problem).__name__)
         await self._bulletin.heal()
+        for state, count in self._bulletin.count().items():
+            self._metrics.deployments.labels(state.value).set(count)
 
     async def end(self) -> None:
         """End every engine, after the requests in flight had a moment to finish."""
@@ -175,6 +180,7 @@ class Reign:
         after, action = lifecycle.decide(before, self._facts(deployment_id, activity), self._policy, now_us)
         self._lives[deployment_id] = after
         self._act(deployment_id, action)
+        self._metrics.failures.inc(after.attempts > before.attempts)
         if after.state is not before.state:
             log.info(
                 "engine.state_changed",
@@ -185,6 +191,7 @@ class Reign:
             )
         if before.state is ReplicaState.LOADING and after.state is ReplicaState.READY:
             self._records.note_load(deployment_id, (now_us - before.since_us) // 1000)
+            self._metrics.load_seconds.observe((now_us - before.since_us) / lifecycle.SECOND_US)
         self._note(deployment_id, after)
         if deployment is None and after.state is ReplicaState.ABSENT:
             del self._lives[deployment_id]
@@ -214,6 +221,7 @@ class Reign:
             self._fingerprints[deployment_id] = fingerprint(deployment)
             self._health.pop(deployment_id, None)
             self._backend.start(deployment)
+            self._metrics.starts.inc()
             if (record := self._backend.record(deployment_id)) is not None:
                 self._watch(deployment_id, record, deployment.engine)
         elif action is Action.STOP:

@@ -12,6 +12,7 @@ from uuid import UUID
 import httpx
 import psycopg
 import pytest
+from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from catalog import deployments, observed
@@ -59,6 +60,7 @@ class Stage:
         self.clock = ManualClock()
         self.backend = CountingBackend(folder)
         self.leadership = Leadership(engine, sessions, "test", SystemClock())
+        self.registry = CollectorRegistry()
         self.stop = asyncio.Event()
         self.leads = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -72,6 +74,7 @@ class Stage:
             policy=POLICY,
             clock=self.clock,
             sealing=SEALING_KEY,
+            registry=self.registry,
             tick_s=0.03,
         )
         self.task = asyncio.create_task(controller.run(self.stop, self.leads.set))
@@ -188,6 +191,8 @@ async def test_a_crashed_engine_is_started_again(stage: Stage) -> None:
     assert "SIGKILL" in after.reason
     after = await stage.reach(deployment_id, ReplicaState.READY, step_s=0.02)
     assert after.endpoints[0].replica != before.endpoints[0].replica
+    assert stage.registry.get_sample_value("tidegate_engine_starts_total") == 2
+    assert stage.registry.get_sample_value("tidegate_engine_failures_total") == 1
 
 
 async def test_an_engine_that_cannot_start_fails_with_its_reason_until_it_is_changed(stage: Stage) -> None:
