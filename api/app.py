@@ -12,10 +12,12 @@ import uvicorn
 from fastapi import APIRouter, FastAPI
 
 from api import errors, openapi
-from api.admin import api_keys, audit, projects, tenants
-from api.control import health
+from api.admin import api_keys, audit, deployments, models, prices, projects, tenants
+from api.admin import credits as tenant_credits
+from api.control import generations, health, usage
 from api.middleware import RequestFrame
 from api.services import Services
+from catalog.sealing import sealing_key
 from core import db, logging, telemetry
 from core.clock import SystemClock
 from core.resp import RespClient
@@ -25,7 +27,19 @@ from tenants.credentials import pepper_of
 SHUTDOWN_S = 10
 BACKLOG = 512
 
-ROUTERS: tuple[APIRouter, ...] = (health.router, tenants.router, projects.router, api_keys.router, audit.router)
+ROUTERS: tuple[APIRouter, ...] = (
+    usage.router,
+    generations.router,
+    tenants.router,
+    projects.router,
+    api_keys.router,
+    tenant_credits.router,
+    prices.router,
+    models.router,
+    deployments.router,
+    audit.router,
+    health.router,
+)
 
 
 class ControlApi(FastAPI):
@@ -68,6 +82,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             valkey=valkey,
             clock=SystemClock(),
             pepper=pepper_of(settings.secrets),
+            sealing_key=sealing_key(settings.secrets.sealing),
             metrics=telemetry.http_metrics(telemetry.create_registry()),
         )
     finally:
@@ -85,11 +100,15 @@ def _unix_listener(path: Path) -> socket.socket:
     return listener
 
 
+def _only_unix(control: Control) -> bool:
+    return control.socket is not None and control.port == 0
+
+
 def _listeners(control: Control) -> list[socket.socket]:
     found = []
     if control.socket is not None:
         found.append(_unix_listener(control.socket))
-    if control.port or control.socket is None:
+    if not _only_unix(control):
         listener = socket.socket(socket.AF_INET6 if ":" in control.host else socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((control.host, control.port))
@@ -137,7 +156,7 @@ async def serve(settings: Settings, ready: Callable[[], None]) -> None:
             date_header=True,
             proxy_headers=True,
             # behind the unix socket is our gateway alone, which says for whom it calls
-            forwarded_allow_ips="*" if settings.control.port == 0 else list(settings.gateway.trusted_proxies),
+            forwarded_allow_ips="*" if _only_unix(settings.control) else list(settings.gateway.trusted_proxies),
             timeout_keep_alive=75,
             timeout_graceful_shutdown=SHUTDOWN_S,
             h11_max_incomplete_event_size=32_768,

@@ -108,6 +108,11 @@ def _path_id(kind: IdKind, name: str) -> Any:
 TenantId = Annotated[UUID, _path_id(IdKind.TENANT, "tenant_id")]
 ProjectId = Annotated[UUID, _path_id(IdKind.PROJECT, "project_id")]
 KeyId = Annotated[UUID, _path_id(IdKind.API_KEY, "key_id")]
+BookId = Annotated[UUID, _path_id(IdKind.PRICE_BOOK, "book_id")]
+PriceVersionId = Annotated[UUID, _path_id(IdKind.PRICE_VERSION, "price_version_id")]
+ModelId = Annotated[UUID, _path_id(IdKind.MODEL, "model_id")]
+DeploymentId = Annotated[UUID, _path_id(IdKind.DEPLOYMENT, "deployment_id")]
+GenerationId = Annotated[UUID, _path_id(IdKind.GENERATION, "generation_id")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What the resources of the control API share: strict shapes, errors, pages."""
 
 from collections.abc import Mapping
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
@@ -14,15 +15,16 @@ Name = Annotated[
     ),
     Field(description="1 to 120 printable characters, without spaces at the ends."),
 ]
-Amount = Annotated[
+PositiveAmount = Annotated[
     str,
-    StringConstraints(pattern=r"^-?[0-9]{1,26}(\.[0-9]{1,12})?$"),
-    Field(description="An amount of money: a decimal with at most 12 decimals, as a string.", examples=["12.50"]),
+    StringConstraints(pattern=r"^[0-9]{1,26}(\.[0-9]{1,12})?$"),
+    Field(description="A decimal with at most 12 decimals, as a string.", examples=["12.50"]),
 ]
 Limit = Annotated[int, Field(ge=0, le=1_000_000, description="0 means none.")]
 RateLimit = Annotated[int, Field(ge=0, le=10_000_000, description="Requests per minute; 0 means no limit.")]
 CurrencyCode = Literal["USD", "CNY"]
 TierName = Literal["batch", "standard", "priority"]
+Count = Annotated[int, Field(ge=0)]
 ScopeName = Annotated[Scope, Field(strict=False)]
 StatusName = Annotated[Status, Field(strict=False)]
 BillingModeName = Annotated[BillingMode, Field(strict=False)]
@@ -79,3 +81,37 @@ def problem_response(status: int) -> dict[str, Any]:
         "content": {"application/problem+json": content},
         **({"headers": headers} if headers else {}),
     }
+
+
+class BalanceOut(Output):
+    """What a tenant may still spend by the ledger. Calls that run, and usage of the last second, are not taken off."""
+
+    currency: CurrencyCode
+    billing_mode: BillingModeName
+    available: str = Field(description="Decimal with 12 decimals.", examples=["12.500000000000"])
+    credit_limit: str = Field(description="How far a postpaid tenant may go; 0 for prepaid.")
+
+
+class UsageRow(Output):
+    """One model on one day of the tenant's time zone. Token counts are disjoint: every token is in one of them."""
+
+    day: date
+    model: str
+    requests: Count
+    completed: Count
+    input_uncached: Count
+    input_cached: Count
+    input_cache_write: Count
+    output: Count
+    reasoning: Count
+    amount: str
+
+
+class UsageOut(Output):
+    """Usage by day and model; days without any are left out."""
+
+    start: date
+    end: date
+    tz: str
+    currency: CurrencyCode
+    rows: list[UsageRow]

@@ -23,3 +23,9 @@ def page_of(found: Sequence[T], limit: int, id_of: Callable[[T], UUID]) -> Page[
     """Cut what was found with `limit + 1` down to a page."""
     items = found[:limit]
     return Page(items, id_of(items[-1]) if len(found) > limit else None)
+
+
+def page_in_memory(everything: Sequence[T], after: UUID | None, limit: int, id_of: Callable[[T], UUID]) -> Page[T]:
+    """Page a short list that is in memory whole, newest first (ids are UUIDv7)."""
+    rest = sorted((item for item in everything if after is None or id_of(item) < after), key=id_of, reverse=True)
+    return page_of(rest[: limit + 1], limit, id_of)

@@ -38,6 +38,7 @@ async def services(settings: Settings, sessions: db.Sessions) -> AsyncIterator[S
         valkey=client,
         clock=SystemClock(),
         pepper=PEPPER,
+        sealing_key=b"\x22" * 32,
         metrics=telemetry.http_metrics(telemetry.create_registry()),
     )
     await client.close()

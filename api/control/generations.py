@@ -1,0 +1,137 @@
+"""Tenants: the receipt of one generation."""
+
+from datetime import datetime
+from typing import Literal
+
+from billing.receipts import Receipt
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from api.deps import CurrentCaller, CurrentServices, GenerationId, ReadSession
+from api.guard import GuardedRoute
+from api.schemas import CurrencyCode, Output, TierName
+from billing import receipts
+from core.ids import IdKind, format_id
+from tenants.errors import not_found
+from tenants.types import Principal, Scope
+
+router = APIRouter(route_class=GuardedRoute, tags=["your account"])
+
+PENDING_RETRY_S = 1
+
+
+class ReceiptLineOut(Output):
+    """One kind of token: how many, at what price per million (per request for `request`), and what it came to."""
+
+    meter: str
+    quantity: int
+    unit_price: str
+    amount: str
+
+
+class ReceiptOut(Output):
+    """What a generation cost, by part; the lines add up to `amount` exactly."""
+
+    id: str
+    state: Literal["posted", "quarantined"]
+    model: str
+    endpoint: str
+    tier: TierName
+    outcome: str
+    http_status: int
+    stream: bool
+    count_source: str
+    currency: CurrencyCode
+    price_version_id: str
+    lines: list[ReceiptLineOut]
+    amount: str
+    admitted_at: datetime
+    ended_at: datetime
+    queue_us: int = Field(description="Microseconds in the queue.")
+    ttft_us: int = Field(description="Microseconds to the first token.")
+    upstream_id: str
+    project_id: str
+    key_id: str
+    transaction_id: str | None
+    note: str
+
+
+class PendingOut(Output):
+    """It runs, or its usage is not posted yet."""
+
+    id: str
+    state: Literal["pending"] = "pending"
+
+
+def _out(receipt: Receipt) -> ReceiptOut:
+    return ReceiptOut.model_validate(
+        {
+            "id": format_id(IdKind.GENERATION, receipt.id),
+            "state": receipt.state,
+            "model": receipt.model,
+            "endpoint": receipt.endpoint,
+            "tier": receipt.tier.label,
+            "outcome": receipt.outcome.value,
+            "http_status": receipt.http_status,
+            "stream": receipt.stream,
+            "count_source": receipt.count_source,
+            "currency": receipt.currency.value,
+            "price_version_id": format_id(IdKind.PRICE_VERSION, receipt.price_version_id),
+            "lines": [
+                {
+                    "meter": line.meter.value,
+                    "quantity": line.quantity,
+                    "unit_price": line.unit_price,
+                    "amount": line.amount,
+                }
+                for line in receipt.lines
+            ],
+            "amount": receipt.amount,
+            "admitted_at": receipt.admitted_at,
+            "ended_at": receipt.ended_at,
+            "queue_us": receipt.queue_us,
+            "ttft_us": receipt.ttft_us,
+            "upstream_id": receipt.upstream_id,
+            "project_id": format_id(IdKind.PROJECT, receipt.project_id),
+            "key_id": format_id(IdKind.API_KEY, receipt.key_id),
+            "transaction_id": receipt.transaction_id and format_id(IdKind.TRANSACTION, receipt.transaction_id),
+            "note": receipt.note,
+        }
+    )
+
+
+def _may_read(principal: Principal, receipt: Receipt) -> bool:
+    return Scope.USAGE_READ in principal.scopes or principal.key_id == receipt.key_id
+
+
+@router.get(
+    "/v1/generations/{generation_id}",
+    summary="Read the receipt of one of your generations",
+    response_model=ReceiptOut,
+    responses={
+        202: {
+            "model": PendingOut,
+            "description": "It runs, or its usage is not posted yet; ask again.",
+            "headers": {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}},
+        }
+    },
+)
+async def get_generation(
+    generation_id: GenerationId, caller: CurrentCaller, session: ReadSession, services: CurrentServices
+) -> ReceiptOut | JSONResponse:
+    """Answer 200 once it is in the books, 202 while it is on its way there.
+
+    A key without the scope `usage.read` reads the receipts of its own calls only.
+    """
+    principal = caller.principal
+    tenant_id = caller.tenant_id
+    found = await receipts.receipt(session, tenant_id, generation_id)
+    if found is None:
+        if await receipts.is_pending(services.valkey, tenant_id, generation_id):
+            pending = PendingOut(id=format_id(IdKind.GENERATION, generation_id))
+            return JSONResponse(pending.model_dump(), 202, {"retry-after": str(PENDING_RETRY_S)})
+        found = await receipts.receipt(session, tenant_id, generation_id)  # it may have been posted in between
+    if found is None or principal is None or not _may_read(principal, found):
+        raise not_found(IdKind.GENERATION)
+    return _out(found)
