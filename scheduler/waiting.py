@@ -31,6 +31,9 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._waiters)
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._waiters
+
     def keys(self) -> set[str]:
         return set(self._waiters)
 

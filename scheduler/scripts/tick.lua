@@ -1,5 +1,5 @@
--- Every replica's duty each second: gives back the slots of dead replicas (their money stays until it is posted), takes
--- back grants nobody claimed, drops waiters past their deadline, grants what fits.
+-- Every replica's duty each second: gives back the slots of dead replicas (the money of what they served stays until it
+-- is posted), takes back grants nobody claimed, drops waiters past their deadline, grants what fits.
 --
 -- KEYS: epoch, offset, beat, unclaimed
 -- ARGV: epoch, leases at most per call
@@ -14,8 +14,9 @@ local function reap(replica, expiry_ms)
   local lease = P .. 'lease:' .. replica
   local held = call('HRANDFIELD', lease, most - reaped, 'WITHVALUES')
   for i = 1, #held, 2 do
+    local unserved = call('ZREM', KEYS[4], held[i] .. ' ' .. replica) == 1
     call('HDEL', lease, held[i])
-    give_back(parse(held[i + 1]), held[i], replica, now, 0, false)
+    give_back(parse(held[i + 1]), held[i], replica, now, 0, unserved)
     reaped = reaped + 1
   end
   if call('HLEN', lease) > 0 then return end

@@ -1,0 +1,320 @@
+"""Admission against a plain model: any order of acquire, release, post, crash, reap, passing time and data loss.
+
+The machine drives real replicas on a real Valkey; `Book` says in plain Python what must hold after every step.
+"""
+
+import asyncio
+from collections.abc import Collection, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from catalog.types import ServedModel
+from core.errors import PlatformError
+from scheduler import commands
+from scheduler.types import Grant, Prepared
+from tests.factories.scheduler import Fleet, ask, concurrency, money, rate, served_model
+
+GLOBAL_CAP, CAPS, CONCURRENCY, RPM, CREDIT, WAIT_S = 4, (2, 3), 6, 12, 100, 30
+T = TypeVar("T")
+
+
+@dataclass
+class Entry:
+    """A request that was let in: granted, or waiting."""
+
+    request: UUID
+    replica: int
+    model: int
+    hold: int
+    at_s: float
+    granted: bool
+    task: "asyncio.Task[Grant]"
+    unclaimed: bool = False  # granted to a replica that had died
+
+
+@dataclass
+class Book:
+    """What the platform owes to whom, by the rules."""
+
+    entries: list[Entry] = field(default_factory=list)  # in the order they came
+    out: dict[str, int] = field(default_factory=dict)
+    settled: list[str] = field(default_factory=list)
+    credit: int = CREDIT
+    rated: list[float] = field(default_factory=list)
+
+    def running(self, model: int | None = None) -> int:
+        return sum(e.granted and model in (None, e.model) for e in self.entries)
+
+    def fits(self, model: int) -> bool:
+        return self.running() < GLOBAL_CAP and self.running(model) < CAPS[model]
+
+    def dispatch(self, dead: Collection[int]) -> None:
+        """Grant the oldest waiter that fits, as often as one does."""
+        while waiter := next((e for e in self.entries if not e.granted and self.fits(e.model)), None):
+            waiter.granted, waiter.unclaimed = True, waiter.replica in dead
+
+    def remove(self, entry: Entry, *, served: bool) -> None:
+        self.entries.remove(entry)
+        if not served:
+            self.out.pop(entry.request.hex)
+            self.rated.remove(entry.at_s)
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    valkey: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.book = Book()
+        self.tenant = uuid4()
+        self.now = 0.0
+        self.dead: dict[int, float] = {}  # replica → when it died
+        self.run(self.open())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    async def open(self) -> None:
+        self.fleet = await Fleet.open(self.valkey)
+        await self.fleet.client.call("FLUSHALL")
+        self.models: list[ServedModel] = [served_model(inflight_max=cap) for cap in CAPS]
+        self.prepared: dict[tuple[int, int], Prepared] = {}
+        for _ in range(2):
+            await self.fleet.replica(global_inflight_max=GLOBAL_CAP)
+        await self.fleet.set_credit(self.tenant, CREDIT)
+
+    def alive(self) -> list[int]:
+        return [n for n in range(len(self.fleet.replicas)) if n not in self.dead]
+
+    def pick(self, n: int) -> int:
+        return self.alive()[n % len(self.alive())]
+
+    async def quiet(self) -> None:
+        """Return when every answer and every message is in: as many tasks are done as the book says."""
+        async with asyncio.timeout(5):
+            while True:
+                for n in self.alive():
+                    await self.fleet.client.call("PING")
+                    await self.fleet.replicas[n].heartbeat()
+                mine = [e for e in self.book.entries if e.replica not in self.dead]
+                if all(e.task.done() == e.granted for e in mine):
+                    return
+
+    # rules
+
+    @rule(n=st.integers(0, 5), which=st.integers(0, 1), hold=st.integers(0, 30), waits=st.booleans())
+    def acquire(self, n: int, which: int, hold: int, waits: bool) -> None:
+        self.run(self._acquire(self.pick(n), which, hold, waits=waits))
+
+    async def _acquire(self, n: int, which: int, hold: int, *, waits: bool) -> None:
+        book, replica, request = self.book, self.fleet.replicas[n], uuid4()
+        if (n, which) not in self.prepared:
+            self.prepared[n, which] = replica.prepare((rate(RPM), concurrency(CONCURRENCY)))
+        recent = [sum(at > self.now - window for at in book.rated) for window in (59, 63)]
+        behind = any(not e.granted and e.model == which for e in book.entries)
+        if len(book.entries) >= CONCURRENCY:
+            expected = "CONCURRENCY_LIMITED"
+        elif recent[0] >= RPM:
+            expected = "RATE_LIMITED"
+        elif book.credit - sum(book.out.values()) < hold:
+            expected = "INSUFFICIENT_CREDIT"
+        elif book.fits(which) and not behind:
+            expected = "granted"
+        else:
+            expected = "waiting" if waits else "MODEL_BUSY"
+        task = asyncio.create_task(
+            ask(
+                replica,
+                self.models[which],
+                prepared=self.prepared[n, which],
+                money=money(self.tenant, hold),
+                wait_s=WAIT_S if waits else 0,
+                request_id=request,
+            )
+        )
+        async with asyncio.timeout(5):
+            while not task.done() and request.hex not in replica._waiting:
+                await replica.heartbeat()
+        if recent[1] >= RPM > recent[0] and task.done() and isinstance(task.exception(), PlatformError):
+            expected = task.exception().code  # type: ignore[union-attr] # at the edge of the window either is right
+        assert await self.said(task) == expected
+        if expected in ("granted", "waiting"):
+            entry = Entry(request, n, which, hold, self.now, expected == "granted", task)
+            book.entries.append(entry)
+            book.out[request.hex] = hold
+            book.rated.append(self.now)
+
+    async def said(self, task: "asyncio.Task[Grant]") -> str:
+        if not task.done():
+            return "waiting"
+        error = task.exception()
+        if error is None:
+            return "granted"
+        assert isinstance(error, PlatformError)
+        return error.code
+
+    @precondition(lambda self: self.mine(granted=True))
+    @rule(n=st.integers(0, 9), share=st.integers(0, 100), event=st.booleans())
+    def release(self, n: int, share: int, event: bool) -> None:
+        entry = self.mine(granted=True)[n % len(self.mine(granted=True))]
+        self.run(self._release(entry, entry.hold * share // 100 if event else None))
+
+    async def _release(self, entry: Entry, charge: int | None) -> None:
+        replica, grant = self.fleet.replicas[entry.replica], entry.task.result()
+        replica.release(grant, charge)
+        replica.release(grant, 1)
+        self.book.remove(entry, served=True)
+        if charge is None:
+            self.book.out.pop(entry.request.hex)
+        else:
+            self.book.out[entry.request.hex] = charge
+            self.book.settled.append(entry.request.hex)
+        self.book.dispatch(self.dead)
+        await self.quiet()
+
+    @precondition(lambda self: self.mine(granted=False))
+    @rule(n=st.integers(0, 9))
+    def cancel(self, n: int) -> None:
+        entry = self.mine(granted=False)[n % len(self.mine(granted=False))]
+        self.run(self._cancel(entry))
+
+    async def _cancel(self, entry: Entry) -> None:
+        entry.task.cancel()
+        await asyncio.gather(entry.task, return_exceptions=True)
+        self.book.remove(entry, served=False)
+        self.book.dispatch(self.dead)
+        await self.quiet()
+
+    @precondition(lambda self: self.book.settled)
+    @rule(n=st.integers(0, 99))
+    def post(self, n: int) -> None:
+        key = self.book.settled.pop(n % len(self.book.settled))
+        self.run(self._post(key, self.book.out.pop(key)))
+
+    async def _post(self, key: str, charge: int) -> None:
+        """What the poster does after its commit."""
+        credit, out = f"{{tg}}:credit:{self.tenant.hex}", f"{{tg}}:out:{self.tenant.hex}"
+        self.book.credit -= charge
+        await self.fleet.client.call("HDEL", out, key)
+        await self.fleet.client.call("HINCRBY", credit, "o", -charge)
+        await self.fleet.client.call("HSET", credit, "a", self.book.credit)
+
+    @precondition(lambda self: len(self.alive()) > 1)
+    @rule(n=st.integers(0, 5))
+    def crash(self, n: int) -> None:
+        self.run(self._crash(self.pick(n)))
+
+    async def _crash(self, n: int) -> None:
+        """The process is gone: nothing it would do at its end is done."""
+        await self.fleet.clients[n].close()
+        self.dead[n] = self.now
+        for entry in self.book.entries:
+            if entry.replica == n:
+                entry.task.cancel()
+                await asyncio.gather(entry.task, return_exceptions=True)
+        await self.fleet.replica(global_inflight_max=GLOBAL_CAP)
+
+    @rule(steps=st.integers(1, 8))
+    def pass_time(self, steps: int) -> None:
+        self.run(self._pass_time(steps))
+
+    async def _pass_time(self, steps: int) -> None:
+        """Steps of 7 s, a tick after each: the dead are reaped at 14 s, waiters end at 35 s."""
+        for _ in range(steps):
+            await self._step(7.0)
+
+    async def _step(self, seconds: float) -> None:
+        await self.fleet.advance(seconds)
+        self.now += seconds
+        for n in self.alive():
+            await self.fleet.replicas[n].heartbeat()
+        self.reap_in_book()
+        for n in self.alive():
+            await self.fleet.replicas[n].tick()
+        await self.quiet()
+
+    def reap_in_book(self) -> None:
+        """Withdraw what nobody claimed; drop the dead's leases and late waiters; grant."""
+        book = self.book
+        for entry in list(book.entries):
+            dead = self.now - self.dead.get(entry.replica, self.now) > 10
+            if dead or entry.unclaimed:
+                book.remove(entry, served=entry.granted and not entry.unclaimed)
+            elif not entry.granted and self.now - entry.at_s > WAIT_S:
+                book.remove(entry, served=False)
+        book.dispatch(self.dead)
+
+    @precondition(lambda self: all(e.granted for e in self.book.entries))
+    @rule()
+    def lose_data(self) -> None:
+        self.run(self._lose_data())
+
+    async def _lose_data(self) -> None:
+        """Valkey is empty; the ledger has posted what was settled, as billing's part of the recovery."""
+        book = self.book
+        for key in book.settled:
+            book.credit -= book.out[key]
+        book.settled.clear()
+        offset = await self.fleet.client.call("GET", commands.OFFSET)
+        await self.fleet.client.call("FLUSHALL")
+        await self.fleet.client.call("SET", commands.OFFSET, offset or 0)
+        await self.fleet.set_credit(self.tenant, book.credit)
+        book.rated.clear()
+        book.entries = [e for e in book.entries if e.replica not in self.dead]
+        book.out = {e.request.hex: e.hold for e in book.entries}
+        for n in self.alive():
+            await self.fleet.replicas[n].resync()
+        await self._step(5.1)
+
+    # what must hold
+
+    def mine(self, *, granted: bool) -> list[Entry]:
+        return [e for e in self.book.entries if e.granted == granted and e.replica not in self.dead]
+
+    @invariant()
+    def valkey_says_what_the_book_says(self) -> None:
+        self.run(self._compare())
+
+    async def _compare(self) -> None:
+        fleet, book = self.fleet, self.book
+        for n in self.alive():
+            await fleet.replicas[n].heartbeat()  # its answer comes after all that was sent before
+        assert await fleet.outstanding(self.tenant) == book.out
+        a, o = await fleet.client.call("HMGET", f"{{tg}}:credit:{self.tenant.hex}", "a", "o")
+        assert (int(a), int(o or 0)) == (book.credit, sum(book.out.values()))
+        assert int(a) >= int(o or 0)
+        for which, model in enumerate(self.models):
+            waiting = sum(not e.granted and e.model == which for e in book.entries)
+            assert await fleet.load(model) == (book.running(which), waiting)
+        assert await fleet.count("global") == book.running()
+        assert await fleet.count("key:k:concurrency") == len(book.entries)
+        waiters = await fleet.client.call("GET", commands.WAITERS)
+        assert int(waiters or 0) == sum(not e.granted for e in book.entries)
+
+    def teardown(self) -> None:
+        self.run(self._close())
+        self.runner.close()
+
+    async def _close(self) -> None:
+        tasks = [entry.task for entry in self.book.entries]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.fleet.close()
+
+
+def test_admission_does_what_the_book_says(valkey: Path) -> None:
+    machine = type("Machine", (AdmissionMachine,), {"valkey": valkey})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
