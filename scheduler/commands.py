@@ -109,9 +109,8 @@ def release_prefix(
 ) -> tuple[bytes, bytes]:
     """Encode `release` but for what comes between the two pieces: request id and charge."""
     counted = caps + prepared.concurrencies
-    keys = _release_keys(replica)
-    keys += [keyspace.deployment(model.deployment_id), *_out_keys(tenant)]
-    keys += [keyspace.counter(d.counter) for d in counted]
+    keys = [keyspace.EPOCH, OFFSET, WAITERS, *(keyspace.counter(d.counter) for d in counted)]
+    keys += [keyspace.lease(replica), keyspace.deployment(model.deployment_id), *_out_keys(tenant)]
     amounts = [d.amount for d in counted] if any(d.amount != 1 for d in counted) else []
     head = _open_ended(["EVALSHA", RELEASE.sha, len(keys), *keys, epoch, replica, tenant], 2 + len(amounts))
     return head, b"".join(b"$%d\r\n%d\r\n" % (len(str(amount)), amount) for amount in amounts)
@@ -123,12 +122,8 @@ def release_call(packed: tuple[bytes, bytes], request: str, charge: str) -> byte
 
 def bare_release_call(request: str, charge: str, *, tenant: str, epoch: bytes, replica: str) -> bytes:
     """Encode `release` of a request of which only tenant and charge are known; its lease says the rest."""
-    keys = [*_release_keys(replica), keyspace.PREFIX, *_out_keys(tenant)]
+    keys = [keyspace.EPOCH, OFFSET, WAITERS, keyspace.lease(replica), keyspace.PREFIX, *_out_keys(tenant)]
     return pack("EVALSHA", RELEASE.sha, len(keys), *keys, epoch, replica, tenant, request, charge)
-
-
-def _release_keys(replica: str) -> list[str]:
-    return [keyspace.EPOCH, OFFSET, WAITERS, keyspace.lease(replica)]
 
 
 def register_call(

@@ -81,7 +81,7 @@ for i = 1, ncount do
   end
 end
 
-local sums, oldest, newest, newest_count, buckets = {}, {}, {}, {}, {}
+local sums, oldest, newest, newest_count, buckets = {0, 0}, {0, 0}, {0, 0}, {0, 0}, {nil, nil}
 local first_spec = 5 + 2 * ncount
 for i = 1, nrate do
   local key, s = KEYS[first_rate + i], first_spec + 3 * i

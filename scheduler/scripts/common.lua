@@ -72,7 +72,7 @@ local function settle(tenant, request, charge)
   if not old then return end
   if charge == '-' then
     call('HDEL', out, request)
-    call('HINCRBY', credit, 'o', '-' .. old)
+    if old ~= '0' then call('HINCRBY', credit, 'o', '-' .. old) end
   elseif charge ~= old then
     call('HSET', out, request, charge)
     call('HINCRBY', credit, 'o', string.format('%.0f', charge - old))

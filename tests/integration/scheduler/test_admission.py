@@ -78,6 +78,18 @@ async def test_a_request_without_event_leaves_no_money_behind(fleet: Fleet) -> N
     assert await fleet.credit_left(tenant) == 100
 
 
+async def test_a_free_request_is_held_and_given_back_like_any_other(fleet: Fleet) -> None:
+    replica, model, tenant = await fleet.replica(), served_model(), uuid4()
+    await fleet.set_credit(tenant, 0)
+    for charge in (0, None):
+        grant = await ask(replica, model, money=money(tenant, 0))
+        assert grant.request_id.hex in await fleet.outstanding(tenant)
+        replica.release(grant, charge)
+        await replica.tick()
+        assert await fleet.load(model) == (0, 0)
+        assert (grant.request_id.hex in await fleet.outstanding(tenant)) is (charge == 0)
+
+
 async def test_credit_for_ten_holds_admits_exactly_ten_of_a_hundred(fleet: Fleet) -> None:
     replicas = [await fleet.replica() for _ in range(4)]
     model, tenant = served_model(), uuid4()

@@ -136,6 +136,26 @@ async def test_a_grant_that_a_stalled_replica_does_not_claim_goes_to_the_next(fl
         victim.kill()
 
 
+async def test_a_grant_in_the_post_to_a_dead_replica_gives_its_money_back(fleet: Fleet) -> None:
+    """It dies with a waiter, which is granted before anybody knows; nothing was served, so nothing stays held."""
+    replica, model, tenant = await fleet.replica(), served_model(inflight_max=1), uuid4()
+    await fleet.set_credit(tenant, 1000)
+    first = await ask(replica, model)
+    victim = Holder(fleet, model, tenant.hex, grants=0, waiters=1)
+    await victim.ready()
+    victim.kill()
+    await pass_time(fleet, 9)
+    replica.release(first, None)
+    await replica.heartbeat()
+    assert await fleet.load(model) == (1, 0)
+    assert await fleet.credit_left(tenant) == 990
+    await fleet.advance(1.5)
+    await replica.heartbeat()
+    assert await replica.tick() == 1
+    assert await fleet.load(model) == (0, 0)
+    assert await fleet.credit_left(tenant) == 1000
+
+
 async def test_a_replica_taken_for_dead_registers_what_still_runs(fleet: Fleet) -> None:
     asleep, other = await fleet.replica(), await fleet.replica()
     model, tenant = served_model(), uuid4()
