@@ -3,7 +3,6 @@
 from datetime import datetime
 from typing import Literal
 
-from billing.receipts import Receipt
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import Field
@@ -12,6 +11,7 @@ from api.deps import CurrentCaller, CurrentServices, GenerationId, ReadSession
 from api.guard import GuardedRoute
 from api.schemas import CurrencyCode, Output, TierName
 from billing import receipts
+from billing.receipts import Receipt
 from core.ids import IdKind, format_id
 from tenants.errors import not_found
 from tenants.types import Principal, Scope
