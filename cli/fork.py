@@ -44,7 +44,7 @@ def fork(
     code = 70
     try:
         _become_child(name, log_file, lifeline_end, [ready_read, *close])
-        run(_ready_once(ready_write))
+        run(_ready_once(name, ready_write))
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -57,13 +57,19 @@ def fork(
     raise AssertionError("unreachable")
 
 
-def _ready_once(descriptor: int) -> Callable[[], None]:
+def title(name: str) -> str:
+    """Return what process lists show."""
+    return f"tidegate: {name}"
+
+
+def _ready_once(name: str, descriptor: int) -> Callable[[], None]:
     done = False
 
     def ready() -> None:
         nonlocal done
         if not done:
             done = True
+            setproctitle(title(name))  # Celery gives itself another one
             os.write(descriptor, READY)
             os.close(descriptor)
 
@@ -84,7 +90,7 @@ def _become_child(name: str, log_file: Path, lifeline_end: int, close: Iterable[
         os.dup2(source, target)
     os.close(null)
     os.close(log)
-    setproctitle(f"tidegate: {name}")
+    setproctitle(title(name))
     lifeline.watch(lifeline_end)
     gc.enable()
 

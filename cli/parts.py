@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from core import logging
 from core.settings import Settings
 
 # Imported by the parts only once they run: `tidegate up` imports them before it forks, so that they are shared.
@@ -43,9 +44,14 @@ PARTS: tuple[Part, ...] = (
 
 
 def runner(part: Part) -> Callable[[Settings, Callable[[], None]], None]:
-    """Return the part's `run`; importing it is the slow half of a start."""
+    """Return the part's `run`, its log set up; importing it is the slow half of a start."""
     run: Callable[[Settings, Callable[[], None]], None] = importlib.import_module(part.module).run
-    return run
+
+    def run_logged(settings: Settings, ready: Callable[[], None]) -> None:
+        logging.configure(settings.log, part.name)
+        run(settings, ready)
+
+    return run_logged
 
 
 def preload() -> None:

@@ -13,7 +13,7 @@ import psutil
 from setproctitle import setproctitle
 
 from cli import home as homes
-from cli import installation, parts, screen, seed
+from cli import installation, parts, schema, screen, seed
 from cli.embedded import postgres as pg
 from cli.embedded import valkey as vk
 from cli.home import Home, HomeSecrets, HomeState
@@ -90,19 +90,18 @@ def _start(home: Home, secrets: HomeSecrets, state: HomeState, supervisor: Super
     supervisor.begin(*_stores(home, files, state.database_port))
     supervisor.wait_ready("postgres", "valkey")
     pg.create_databases(files, state.database_port, installation.DATABASE)
-    supervisor.begin_job("migrations", lambda: _migrate(settings), MIGRATE_TIMEOUT_S)
+    owner_url = pg.url(files, state.database_port, "owner", installation.DATABASE)
+    migrating = not schema.is_current(owner_url)
+    if migrating:
+        supervisor.begin_job("migrations", lambda: db.migrate(owner_url), MIGRATE_TIMEOUT_S)
     with screen.step("programs", "loading"):
         parts.preload()
-    supervisor.wait_job("migrations")
+    if migrating:
+        supervisor.wait_job("migrations")
     supervisor.begin_job("demo", lambda: seed.run(settings, secrets), SEED_TIMEOUT_S)
     supervisor.wait_job("demo")
     supervisor.begin(*(_service(part, settings) for part in parts.PARTS))
     supervisor.wait_ready(*(part.name for part in parts.PARTS))
-
-
-def _migrate(settings: Settings) -> None:
-    if settings.database.owner_url is not None:
-        db.migrate(settings.database.owner_url.get_secret_value())
 
 
 def _service(part: parts.Part, settings: Settings) -> Service:

@@ -61,6 +61,7 @@ def database(postgres: PostgresService) -> Iterator[str]:
     name = f"t_{secrets.token_hex(6)}"
     with psycopg.connect(postgres.url("owner", "postgres"), autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE tidegate_template").format(sql.Identifier(name)))
+        pg.restrict(connection, name)  # a copy does not have its template's rights
     yield name
     with psycopg.connect(postgres.url("owner", "postgres"), autocommit=True) as connection:
         connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import psutil
@@ -197,11 +198,16 @@ def create_databases(files: PostgresFiles, port: int, *names: str) -> None:
         for name in names:
             if connection.execute("SELECT FROM pg_database WHERE datname = %s", [name]).fetchone() is None:
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-            for statement in (
-                "REVOKE ALL ON DATABASE {} FROM PUBLIC",
-                "GRANT CONNECT ON DATABASE {} TO tidegate_app",
-            ):
-                connection.execute(sql.SQL(statement).format(sql.Identifier(name)))
+            restrict(connection, name)
+
+
+def restrict(connection: "psycopg.Connection[tuple[Any, ...]]", database: str) -> None:
+    """Let only the owner and the application in."""
+    for statement in (
+        "REVOKE ALL ON DATABASE {} FROM PUBLIC",
+        "GRANT CONNECT, TEMPORARY ON DATABASE {} TO tidegate_app",  # the poster copies into a temporary table
+    ):
+        connection.execute(sql.SQL(statement).format(sql.Identifier(database)))
 
 
 def stop(process: subprocess.Popen[bytes], timeout_s: float = 20.0) -> None:
