@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.schemas import BalanceOut, UsageOut, UsageRow
 from billing import credits as billing_credits
-from billing import usage as billing_usage
+from billing.usage import by_day_and_model
 from core.clock import Clock
 from core.money import format_pico
 from tenants import tenants
@@ -18,7 +18,12 @@ from tenants.types import BillingMode
 
 DAYS_DEFAULT = 30
 
-Day = Annotated[date | None, Query(description="A day of the tenant's time zone, as 2026-11-30.")]
+FIRST_DAY = date(2020, 1, 1)
+LAST_DAY = date(2999, 12, 31)
+Day = Annotated[
+    date | None,
+    Query(ge=FIRST_DAY, le=LAST_DAY, description="A day of the tenant's time zone, as 2026-11-30."),
+]
 
 
 async def balance_of(session: AsyncSession, tenant_id: UUID) -> BalanceOut:
@@ -37,8 +42,8 @@ async def usage_of(
     """Return usage from `start` to `end`, both included; without them the last 30 days of the tenant's time zone."""
     tenant = await tenants.get(session, tenant_id)
     last = end or clock.now().astimezone(ZoneInfo(tenant.tz)).date()
-    first = start or last - timedelta(days=DAYS_DEFAULT - 1)
-    found = await billing_usage.by_day_and_model(session, tenant_id, first, last, time_zone=tenant.tz)
+    first = start or max(FIRST_DAY, last - timedelta(days=DAYS_DEFAULT - 1))
+    found = await by_day_and_model(session, tenant_id, first, last, time_zone=tenant.tz)
     rows = [
         UsageRow(
             day=row.day,

@@ -109,7 +109,8 @@ async def list_models(session: AsyncSession) -> list[Model]:
 
 
 async def list_versions(session: AsyncSession, model_id: UUID) -> list[ModelVersion]:
-    await _model(session, model_id)
+    if await queries.model_by_id(session, model_id) is None:
+        raise _missing(IdKind.MODEL, model_id)
     return [
         ModelVersion(
             id=row.id,

@@ -157,7 +157,7 @@ async def add_version(
 
 
 @router.get(f"{ADMIN}/models/{{model_id}}/versions", summary="List a model's versions")
-async def list_versions(model_id: ModelId, session: Session, paging: CurrentPaging) -> VersionPage:
+async def list_versions(model_id: ModelId, session: ReadSession, paging: CurrentPaging) -> VersionPage:
     found = await models.list_versions(session, model_id)
     page = page_in_memory(found, paging.after, paging.limit, lambda version: version.id)
     return VersionPage(

@@ -9,9 +9,11 @@ from pydantic import Field
 from api.deps import CurrentAct, CurrentPaging, ReadSession, Session, TenantId
 from api.guard import GuardedRoute
 from api.permissions import ADMIN, TENANT
-from api.schemas import BillingModeName, CurrencyCode, Input, Limit, Name, Output, StatusName, problems
+from api.schemas import BillingModeName, CurrencyCode, Input, Limit, Name, Output, PositiveAmount, StatusName, problems
+from billing import ledger
+from billing.types import BillingMode as LedgerMode
 from core.ids import IdKind, format_id
-from core.money import Currency
+from core.money import Currency, parse_pico
 from core.pagination import page_of
 from tenants import tenants
 from tenants.types import BillingMode, Tenant
@@ -28,6 +30,7 @@ class TenantIn(Input):
     currency: CurrencyCode
     tz: Zone = "UTC"
     billing_mode: BillingModeName = BillingMode.PREPAID
+    credit_limit: PositiveAmount = Field("0", description="How far a postpaid tenant may go; 0 for prepaid.")
     concurrency_limit: Limit = 0
 
 
@@ -82,6 +85,13 @@ async def create_tenant(body: TenantIn, session: Session, act: CurrentAct) -> Te
         tz=body.tz,
         billing_mode=body.billing_mode,
         concurrency_limit=body.concurrency_limit,
+    )
+    await ledger.open_tenant(
+        session,
+        tenant.id,
+        tenant.currency,
+        LedgerMode(tenant.billing_mode.value),
+        parse_pico(body.credit_limit, param="credit_limit"),
     )
     act.on(tenant.id, tenant_id=tenant.id, name=tenant.name)
     return _out(tenant)

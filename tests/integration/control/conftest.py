@@ -1,5 +1,6 @@
 """The control plane in this process, on a real Postgres and Valkey."""
 
+import io
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from api.app import create_app
 from api.services import Services
-from core import db, telemetry
+from core import db, logging, telemetry
 from core.clock import SystemClock
 from core.resp import RespClient
 from core.settings import Database, Settings
@@ -70,6 +71,7 @@ class Client:
 
 @pytest.fixture
 async def anonymous(services: Services) -> AsyncIterator[Client]:
+    logging.configure(services.settings.log, "test", stream=io.StringIO())  # else tracebacks are drawn in full
     transport = httpx.ASGITransport(create_app(services), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://control") as http:
         yield Client(http)

@@ -27,9 +27,9 @@ PREFIXES = {
     "key_id": "key",
     "generation_id": "gen",
     "model_id": "mdl",
-    "version_id": "mver",
     "deployment_id": "dep",
     "book_id": "pbk",
+    "price_version_id": "pver",
 }
 
 
@@ -152,6 +152,13 @@ async def test_ids_of_nothing_and_of_others_look_alike(admin: Client, sessions: 
             assert of_nothing.status_code == of_others.status_code == 404, (method, path, of_others.text)
             alike = [{k: v for k, v in a.json().items() if k != "request_id"} for a in (of_nothing, of_others)]
             assert alike[0] == alike[1]
+
+
+async def test_well_formed_ids_of_nothing_are_not_found(admin: Client) -> None:
+    for method, path, rule in GUARDED:
+        if method == "GET" and "{" in path and rule.caller is CallerKind.OPERATOR:
+            answer = await admin.get(_path(path))
+            assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND"), path
 
 
 async def test_ids_of_another_shape_are_not_found(admin: Client) -> None:

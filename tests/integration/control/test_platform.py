@@ -21,6 +21,8 @@ from core import db
 from core.resp import RespClient
 from core.settings import Database, Settings
 from tenants import api_keys, operators
+from tenants.types import KeyLimits, Scope
+from tests.factories.tenants import customer
 from tests.integration.control.conftest import Client
 
 TENANTS = "/api/v1/admin/tenants"
@@ -206,7 +208,10 @@ def _serve(settings: Settings, pipe: Any) -> None:
     pipe.send("ended")
 
 
-async def test_the_process_serves_a_private_socket_and_ends_cleanly(settings: Settings, service_folder: Path) -> None:
+async def test_the_process_serves_a_private_socket_and_ends_cleanly(
+    settings: Settings, sessions: db.Sessions, service_folder: Path
+) -> None:
+    made = await customer(sessions, KeyLimits(scopes=frozenset(Scope), allowed_networks=("10.0.0.0/8",)))
     path = service_folder / "control.sock"
     path.write_text("stale")
     changed = settings.model_copy(update={"control": settings.control.model_copy(update={"socket": path})})
@@ -221,6 +226,12 @@ async def test_the_process_serves_a_private_socket_and_ends_cleanly(settings: Se
         assert stat.S_IMODE(mode) == 0o600
         async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(path)), base_url="http://c") as http:
             assert (await http.get("/api/health")).json()["status"] == "ok"
+            key = {"authorization": f"Bearer {made.secret}"}
+            seen = [
+                (await http.get("/api/v1/balance", headers={**key, "x-forwarded-for": address})).json()["code"]
+                for address in ("11.0.0.1", "10.1.2.3")  # what the gateway says of its callers
+            ]
+            assert seen == ["NETWORK_NOT_ALLOWED", "NOT_FOUND"]  # the second may call, and has no account here
     finally:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGTERM)

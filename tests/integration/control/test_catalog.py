@@ -1,0 +1,141 @@
+"""Models, versions, names and deployments over the API."""
+
+from typing import Any
+
+from sqlalchemy import text
+
+from api.services import Services
+from catalog import models as catalog_models
+from catalog.sealing import unseal
+from core import db
+from core.ids import IdKind, parse_id
+from knative import publisher
+from knative.types import DeploymentState, ReplicaState
+from tests.integration.control.conftest import Client
+
+ADMIN = "/api/v1/admin"
+CREDENTIAL = "sk-upstream-secret-1234567890"
+
+
+async def _version(admin: Client, name: str = "smol") -> dict[str, Any]:
+    model = await admin.post(f"{ADMIN}/models", {"name": name})
+    assert model.status_code == 201, model.text
+    answer = await admin.post(f"{ADMIN}/models/{model.json()['id']}/versions", {"context_max": 8192})
+    assert answer.status_code == 201, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def _external(version_id: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "name": "ext",
+        "version_id": version_id,
+        "kind": "external",
+        "engine": "openai",
+        "upstream_model": "gpt",
+        "base_url": "https://upstream.example/v1",
+        "credential": CREDENTIAL,
+        **fields,
+    }
+
+
+async def test_a_model_gets_a_version_a_deployment_and_is_served(admin: Client, sessions: db.Sessions) -> None:
+    version = await _version(admin)
+    assert (version["number"], version["context_max"]) == (1, 8192)
+    answer = await admin.post(f"{ADMIN}/deployments", _external(version["id"], endpoints=["chat", "embeddings"]))
+    assert answer.status_code == 201, answer.text
+    async with db.transaction(sessions) as session:
+        served = (await catalog_models.load_served(session))["smol"]
+    assert served.version_id == parse_id(IdKind.MODEL_VERSION, version["id"])
+    assert (served.base_url, served.upstream_model) == ("https://upstream.example", "gpt")
+    assert served.endpoints == {"chat", "embeddings"}
+    models = (await admin.get(f"{ADMIN}/models")).json()["items"]
+    assert [model["name"] for model in models] == ["smol"]
+    versions = (await admin.get(f"{ADMIN}/models/{version['model_id']}/versions")).json()["items"]
+    assert versions == [version]
+    assert (await admin.post(f"{ADMIN}/models/{version['model_id']}/retire")).status_code == 204
+    async with db.transaction(sessions) as session:
+        assert await catalog_models.load_served(session) == {}
+
+
+async def test_a_credential_goes_in_and_never_comes_out(
+    admin: Client, services: Services, sessions: db.Sessions
+) -> None:
+    version = await _version(admin)
+    made = await admin.post(f"{ADMIN}/deployments", _external(version["id"]))
+    path = f"{ADMIN}/deployments/{made.json()['id']}"
+    changed = await admin.patch(path, {"credential": CREDENTIAL + "2", "max_wait_s": 5})
+    read, listed = await admin.get(path), await admin.get(f"{ADMIN}/deployments")
+    audit = await admin.get(f"{ADMIN}/audit")
+    for answer in (made, changed, read, listed, audit):
+        assert answer.status_code in {200, 201}, answer.text
+        assert CREDENTIAL not in answer.text
+    assert (read.json()["has_credential"], read.json()["max_wait_s"]) == (True, 5)
+    async with db.transaction(sessions) as session:
+        row = (await session.execute(text("SELECT id, sealed_credential FROM deployment"))).one()
+    assert CREDENTIAL.encode() not in row.sealed_credential
+    opened = unseal(services.sealing_key, row.sealed_credential, context=row.id.bytes)
+    assert opened.decode() == CREDENTIAL + "2"
+    await admin.patch(path, {"credential": ""})
+    assert (await admin.get(path)).json()["has_credential"] is False
+
+
+async def test_what_the_controller_saw_is_shown(admin: Client, services: Services) -> None:
+    version = await _version(admin)
+    made = (await admin.post(f"{ADMIN}/deployments", _external(version["id"]))).json()
+    path = f"{ADMIN}/deployments/{made['id']}"
+    assert (await admin.get(path)).json()["state"] == "unknown"
+    hexadecimal = parse_id(IdKind.DEPLOYMENT, made["id"]).hex
+    await publisher.publish(services.valkey, DeploymentState(hexadecimal, ReplicaState.LOADING, eta_s=7, epoch=1))
+    shown = (await admin.get(path)).json()
+    assert (shown["state"], shown["eta_s"]) == ("loading", 7)
+    await services.valkey.close()
+    assert (await admin.get(path)).json()["state"] == "unknown"
+
+
+async def test_deployments_that_cannot_work_are_named(admin: Client) -> None:
+    version = await _version(admin)
+    for wrong, param in (
+        ({"base_url": "ftp://x"}, "base_url"),
+        ({"base_url": "https://user:pw@x"}, "base_url"),
+        ({"name": "Not A Label"}, "name"),
+        ({"endpoints": ["chat", "dance"]}, "endpoints"),
+        ({"kind": "knative", "base_url": "", "credential": None}, "kind"),
+        ({"min_scale": 3, "max_scale": 1}, "min_scale"),
+    ):
+        answer = await admin.post(f"{ADMIN}/deployments", _external(version["id"], **wrong))
+        assert (answer.status_code, answer.json().get("param")) == (400, param), wrong
+    for unknown in ("mver_" + "0" * 32, "nonsense"):
+        assert (await admin.post(f"{ADMIN}/deployments", _external(unknown))).status_code == 404
+    secret_with_break = await admin.post(
+        f"{ADMIN}/deployments", _external(version["id"], credential="sk-abcdef\r\nX-Evil: 1")
+    )
+    assert secret_with_break.status_code == 422
+    assert "sk-abcdef" not in secret_with_break.text
+    for _ in range(2):
+        last = await admin.post(f"{ADMIN}/deployments", _external(version["id"]))
+    assert (last.status_code, last.json()["code"]) == (409, "NAME_TAKEN")
+
+
+async def test_names_lead_to_versions_and_back(admin: Client, sessions: db.Sessions) -> None:
+    first = await _version(admin)
+    await admin.post(f"{ADMIN}/deployments", _external(first["id"]))
+    answer = await admin.post(f"{ADMIN}/aliases", {"name": "smol/latest", "version_id": first["id"]})
+    assert answer.json() == {"name": "smol/latest", "version_id": first["id"]}
+    async with db.transaction(sessions) as session:
+        assert set(await catalog_models.load_served(session)) == {"smol", "smol/latest"}
+    other = await _version(admin, "other")
+    taken = await admin.post(f"{ADMIN}/aliases", {"name": "smol", "version_id": other["id"]})
+    assert (taken.status_code, taken.json()["code"]) == (409, "NAME_TAKEN")
+    for unknown in ("mver_" + "0" * 32, "x"):
+        assert (await admin.post(f"{ADMIN}/aliases", {"name": "n", "version_id": unknown})).status_code == 404
+    bad = await admin.post(f"{ADMIN}/aliases", {"name": "../x", "version_id": first["id"]})
+    assert (bad.status_code, bad.json()["code"]) == (400, "INVALID_NAME")
+
+
+async def test_a_retired_deployment_is_gone_and_its_name_free(admin: Client) -> None:
+    version = await _version(admin)
+    made = (await admin.post(f"{ADMIN}/deployments", _external(version["id"]))).json()
+    assert (await admin.post(f"{ADMIN}/deployments/{made['id']}/retire")).status_code == 204
+    assert (await admin.get(f"{ADMIN}/deployments")).json()["items"] == []
+    assert (await admin.post(f"{ADMIN}/deployments", _external(version["id"]))).status_code == 201
