@@ -98,7 +98,7 @@ class Project:
 class KeyLimits:
     """What a new key may do. A limit of 0 means none; no patterns mean every model; no networks mean from anywhere."""
 
-    scopes: frozenset[Scope] = frozenset({Scope.INFERENCE})
+    scopes: frozenset[Scope] = frozenset(Scope)
     tier_default: Tier = Tier.STANDARD
     tier_max: Tier = Tier.PRIORITY
     model_patterns: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from api.permissions import TENANT
 from api.schemas import BalanceOut, Input, Output, PositiveAmount, UsageOut, problems
 from billing import credit_figures
 from billing import credits as billing_credits
+from billing.tasks import ask_refresh
 from core.ids import IdKind, format_id
 from core.money import format_pico, parse_pico
 from tenants import tenants
@@ -77,8 +78,9 @@ async def top_up(
     if done.replayed:
         response.status_code = 200
         response.headers["idempotency-replayed"] = "true"
+    await ask_refresh(session, tenant_id)
 
-    async def refresh() -> None:
+    async def refresh() -> None:  # at once, so that the next call is admitted; the worker does it where this fails
         await credit_figures.refresh(services.valkey, services.sessions, tenant_id)
 
     act.after_commit.append(refresh)

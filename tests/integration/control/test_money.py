@@ -7,15 +7,21 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+from sqlalchemy import text
 
 from api.services import Services
-from billing import credit_figures, price_book
+from billing import credit_figures, price_book, tasks
+from billing.metrics import poster_metrics
 from billing.poster import Poster
 from billing.types import PriceSchedule, UsageEvent
-from core import db, keyspace
+from core import db, keyspace, outbox
 from core.clock import SystemClock
 from core.ids import IdKind, format_id, new_uuid, parse_id
 from core.money import Currency
+from core.settings import Database
+from core.tasks import Job, TaskContext
 from core.tiers import Tier
 from tenants.types import KeyLimits, Scope
 from tests.factories import billing as make
@@ -107,6 +113,30 @@ async def test_valkey_away_does_not_lose_a_top_up(admin: Client, services: Servi
     assert (await _top_up(admin, tenant, "3", "k")).status_code == 201
     assert (await admin.get(f"{tenant}/balance")).json()["available"] == "3.000000000000"
 
+    context = TaskContext(services.settings, services.sessions, services.clock)  # the worker comes by
+    jobs = {task.name: task for task in tasks.TASKS if isinstance(task, Job)}
+    (row,) = await outbox.claim(context)
+    assert await outbox.execute(context, jobs, row) is outbox.Outcome.DONE
+    tenant_id = parse_id(IdKind.TENANT, tenant.rpartition("/")[2])
+    async with context.valkey() as client:
+        assert await client.call("HGET", keyspace.credit(tenant_id), "a") == b"3000000000"
+
+
+async def test_the_hourly_verification_names_a_wrong_row(
+    admin: Client, services: Services, database_settings: Database
+) -> None:
+    tenant = await _tenant(admin)
+    await _top_up(admin, tenant, "3", "k")
+    context = TaskContext(services.settings, services.sessions, services.clock)
+    await tasks.verify_ledger(context)
+    assert database_settings.owner_url is not None
+    owner = db.create_engine(Database(url=database_settings.owner_url))
+    async with db.transaction(db.create_sessions(owner)) as session:
+        await session.execute(text("UPDATE ledger_balance SET credit = credit + 1 WHERE credit > 0"))
+    await owner.dispose()
+    with pytest.raises(tasks.LedgerWrongError, match="balance"):
+        await tasks.verify_ledger(context)
+
 
 async def test_prices_are_drafted_changed_and_published_for_good(admin: Client, sessions: db.Sessions) -> None:
     model_id = format_id(IdKind.MODEL, make.MODEL)
@@ -160,7 +190,8 @@ async def test_prices_that_cannot_be_are_named(admin: Client) -> None:
 
 async def _posted(services: Services, folder: Path, events: list[UsageEvent]) -> None:
     await write(folder / "r1", events)
-    await Poster(services.sessions, services.valkey, folder, SystemClock()).step()
+    metrics = poster_metrics(CollectorRegistry())
+    await Poster(services.sessions, services.valkey, folder, SystemClock(), metrics).step()
 
 
 def _schedule(version_id: str) -> PriceSchedule:

@@ -1,0 +1,46 @@
+"""What the worker does for billing."""
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing import credit_figures, verify
+from core import outbox
+from core.db import transaction
+from core.logging import get_logger
+from core.tasks import Job, Periodic, Task, TaskContext
+
+REFRESH_CREDIT = "billing.refresh_credit"
+
+log = get_logger(__name__)
+
+
+class LedgerWrongError(Exception):
+    """The books do not add up; the log names the row."""
+
+
+async def verify_ledger(context: TaskContext) -> None:
+    """Add the books up again; a wrong row is an error in the log and a failed task in the figures."""
+    async with transaction(context.sessions) as session:
+        finding = await verify.verify(session)
+    if finding is not None:
+        log.error("ledger.found_wrong", table=finding.table, row=finding.row, problem=finding.problem)
+        raise LedgerWrongError(f"{finding.table} {finding.row}")
+
+
+async def ask_refresh(session: AsyncSession, tenant_id: UUID) -> None:
+    """Have the tenant's figure in Valkey brought up to the ledger after this transaction's commit, come what may."""
+    await outbox.add(session, REFRESH_CREDIT, {"tenant_id": tenant_id.hex})
+
+
+async def _refresh_credit(context: TaskContext, _session: AsyncSession, arguments: Mapping[str, Any]) -> None:
+    async with context.valkey() as client:
+        await credit_figures.refresh(client, context.sessions, UUID(hex=arguments["tenant_id"]))
+
+
+TASKS: tuple[Task, ...] = (
+    Periodic("billing.verify_ledger", verify_ledger, every_s=3600, timeout_s=1800),
+    Job(REFRESH_CREDIT, _refresh_credit, timeout_s=10),
+)
