@@ -10,6 +10,7 @@ from api.inference.request import Call
 from billing.types import PriceSchedule
 from catalog.types import ServedModel
 from core.errors import ErrorKind, PlatformError
+from engine.usage import CHOICES_UNCOUNTED
 from tenants import quotas
 from tenants.api_keys import well_formed
 from tenants.types import Principal
@@ -84,6 +85,8 @@ def resolve(directory: Directory, admission: Admission, principal: Principal, ca
             f"The parameter {call.max_tokens_name!r} is at most {offer.model.context_max} for this model.",
             call.max_tokens_name,
         )
+    if call.choices > 1 and offer.model.engine in CHOICES_UNCOUNTED:
+        raise errors.invalid("This model gives one answer to one prompt at a time: leave 'n' at 1.", "n")
     return offer
 
 

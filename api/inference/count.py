@@ -8,12 +8,12 @@ import msgspec
 from api.inference.gateway import Gateway
 from api.inference.job import Job
 from api.inference.relay import Relay
-from api.inference.stream import PATHS
 from catalog.types import DeploymentKind, EngineKind
-from engine.client import Target
+from engine.client import Failure, Target
 from knative.types import DeploymentState
 
 PATIENCE_S = 2.0
+TOKENIZE = "/tokenize"
 TOKENS_MAX = 10**8
 
 _decode = msgspec.json.Decoder().decode
@@ -28,24 +28,58 @@ async def count_prompt(gateway: Gateway, job: Job) -> int | None:
     try:
         async with asyncio.timeout(PATIENCE_S):
             if model.engine is EngineKind.LLAMA_CPP:
-                return await _count_llama(gateway, job, target)
-            found = await _ask(gateway, job, target, PATHS["tokenize"], _prompt(job))
+                return len(await llama_tokens(gateway, job, target))
+            found = await _ask(gateway, job, target, TOKENIZE, _prompt(job))
             return _whole(found.get("count"))
     except (TimeoutError, ValueError, msgspec.MsgspecError):
         return None
 
 
-async def _count_llama(gateway: Gateway, job: Job, target: Target) -> int | None:
-    """llama.cpp renders the chat template and counts text in two calls."""
+class Refused(ValueError):  # noqa: N818 - it says what the engine did
+    """The engine gave no count; `relay` holds its answer, when there was one."""
+
+    def __init__(self, relay: Relay | None = None) -> None:
+        super().__init__("no count")
+        self.relay = relay
+
+
+async def llama_tokens(gateway: Gateway, job: Job, target: Target) -> list[Any]:
+    """Return the prompt's tokens by llama.cpp, which renders the chat template and cuts text in two calls.
+
+    Raises:
+        Refused: it gave none.
+    """
     body = _prompt(job)
     text = body.get("prompt")
     if "messages" in body:
         text = (await _ask(gateway, job, target, "/apply-template", body)).get("prompt")
     if type(text) is not str:
-        return None
+        raise Refused
     asked = {"content": text, "add_special": True, "parse_special": True}
-    tokens = (await _ask(gateway, job, target, PATHS["tokenize"], asked)).get("tokens")
-    return len(tokens) if type(tokens) is list else None
+    tokens = (await _ask(gateway, job, target, TOKENIZE, asked)).get("tokens")
+    if type(tokens) is not list:
+        raise Refused
+    return tokens
+
+
+async def tokenize_llama(gateway: Gateway, job: Job, target: Target) -> Relay:
+    """Answer /tokenize for llama.cpp in the shape of vLLM; the relay returned is as if the engine had said it."""
+    relay = Relay(gateway.loop.create_future(), gateway.clock.monotonic)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            tokens = await llama_tokens(gateway, job, target)
+    except Refused as refused:
+        if refused.relay is not None:
+            return refused.relay
+        relay.on_end(Failure.PROTOCOL)
+    except (TimeoutError, ValueError, msgspec.MsgspecError):
+        relay.on_end(Failure.PROTOCOL)
+    else:
+        relay.on_head(200, b"application/json", b"")
+        facts = {"count": len(tokens), "max_model_len": job.offer.model.context_max, "tokens": tokens}
+        relay.on_data(msgspec.json.encode(facts))
+        relay.on_end(None)
+    return relay
 
 
 def _prompt(job: Job) -> dict[str, Any]:
@@ -70,10 +104,10 @@ async def _ask(gateway: Gateway, job: Job, target: Target, path: str, body: dict
         relay.abort()
         raise
     if relay.failure is not None or relay.status != 200:
-        raise ValueError("no count")
+        raise Refused(relay)
     found = _decode(b"".join(relay.body))
     if type(found) is not dict:
-        raise ValueError("no count")
+        raise Refused
     return found
 
 

@@ -1,6 +1,7 @@
 """Stage six: send the request to the engine and wait for the end of its answer. Chunks do not pass through here."""
 
 from api.inference import estimate
+from api.inference.count import TOKENIZE, tokenize_llama
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Job
 from api.inference.relay import Relay, StreamRelay
@@ -12,7 +13,7 @@ PATHS = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "embeddings": "/v1/embeddings",
-    "tokenize": "/tokenize",
+    "tokenize": TOKENIZE,
 }
 USAGE_ASKED = b',"stream":true,"stream_options":{"include_usage":true}'
 
@@ -24,6 +25,9 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
         CancelledError: the client left; the engine's connection is closed by then.
     """
     call, offer = job.call, job.offer
+    if call.endpoint == "tokenize" and offer.model.engine is EngineKind.LLAMA_CPP:
+        job.relay = await tokenize_llama(gateway, job, target)
+        return
     done = gateway.loop.create_future()
     relay: Relay
     if call.stream:

