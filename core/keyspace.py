@@ -13,7 +13,7 @@ key                         type     content and writer
 ``{tg}:out:<tenant>``       hash     request id → nano outstanding: the hold, after settling the charge, gone
                                      once the poster has committed it (scheduler adds and lowers, billing removes)
 ``{tg}:m:<deployment>``     hash     ``inflight``, ``waiting``, ``last_us`` of the last grant or release, in server
-                                     time (scheduler)
+                                     time, ``cap`` (0: none), ``gap_us`` between releases under load (scheduler)
 ``{tg}:lease:<replica>``    hash     request id → what it holds or waits for (scheduler)
 ``{tg}:q:<deployment>``     zset     waiting requests by the time they came, server µs (scheduler)
 ``{tg}:queues``             zset     deployments with waiters by the time of their oldest (scheduler)

@@ -108,6 +108,7 @@ class _Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._heard = self._loop.time()
+        self._overdue: asyncio.Future[Any] | None = None
         self._open = False
         self.pushing = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
@@ -168,9 +169,15 @@ class _Connection(asyncio.Protocol):
             self._sweeper = self._loop.call_later(self._timeout_s / 4, self._sweep_again)
 
     def sweep(self, now: float) -> None:
-        """Close when the oldest call is too old, or a subscription has been silent for too long."""
+        """Close when the oldest call is too old, or a subscription has been silent for too long.
+
+        A call has to be overdue twice in a row: after the loop itself was held up, its answer may lie unread.
+        """
         if self._pending and now - self._pending[0][1] >= self._timeout_s:
-            self.abort(f"no answer from Valkey within {self._timeout_s:g} s")
+            oldest = self._pending[0][0]
+            if self._overdue is oldest:
+                self.abort(f"no answer from Valkey within {self._timeout_s:g} s")
+            self._overdue = oldest
         elif self.pushing and now - self._heard >= 2 * PUBSUB_QUIET_S:
             self.abort("the subscription to Valkey fell silent")
         elif self.pushing and now - self._heard >= PUBSUB_QUIET_S:

@@ -53,6 +53,7 @@ class Admission:
         clock: its monotonic time rules the replica's own decisions; the script uses the server's time.
         global_inflight_max: requests in flight over all replicas.
         credit_loader: puts a tenant's credit into Valkey; awaited when the script does not find it.
+        on_epoch: enters what else Valkey lost with its data; awaited before this replica counts as back.
         settle_s: how long admission is fenced after Valkey lost its data while replicas ran.
         background: keep heartbeat, reaper and reconciler running; tests call the steps themselves.
     """
@@ -65,6 +66,7 @@ class Admission:
         clock: Clock,
         global_inflight_max: int,
         credit_loader: CreditLoader | None = None,
+        on_epoch: Callable[[], Awaitable[object]] | None = None,
         settle_s: float = 5.0,
         background: bool = True,
     ) -> None:
@@ -83,6 +85,7 @@ class Admission:
             replica=replica,
             settle_s=settle_s,
             reconcile=self.reconcile,
+            on_epoch=on_epoch,
             on_ready=self._on_ready,
             on_beat=self._on_beat,
         )
@@ -250,7 +253,8 @@ class Admission:
             reply: list[Any] = await self._client.send(call)
         except RespError as error:
             if not str(error).startswith("NOSCRIPT"):
-                log.warning("admission.failed", error=str(error))
+                if not self._static.away:
+                    log.warning("admission.failed", error=str(error))
                 raise RespUnavailable(str(error)) from error
         else:
             return reply
@@ -272,7 +276,7 @@ class Admission:
                     return [reply[0], int(waited * 1_000_000), *reply[2:]]
                 case Code.QUEUED:
                     started = self._clock.monotonic()
-                    result = await self._wait(ask, ask.wait_s - waited)
+                    result = await self._wait(ask, ask.wait_s - waited, reply[1])
                     waited += self._clock.monotonic() - started
                     if result is WaitResult.GRANTED:
                         return [reply[0], int(waited * 1_000_000), *reply[2:]]
@@ -288,7 +292,7 @@ class Admission:
             reply = await self._send(ask, ask.wait_s - waited)
         raise RespUnavailable("no decision")
 
-    async def _wait(self, ask: _Ask, wait_s: float) -> WaitResult:
+    async def _wait(self, ask: _Ask, wait_s: float, estimate_s: int) -> WaitResult:
         """Wait in the queue for a grant or for the queue's loss.
 
         Raises:
@@ -298,7 +302,7 @@ class Admission:
         if result is WaitResult.DEADLINE:
             self._give_back(ask.key, ask.packed.tenant, REMOVE)
         if result in (WaitResult.DEADLINE, WaitResult.DROPPED):
-            raise refusals.busy(ask.packed.model.name, 1, "deadline")
+            raise refusals.busy(ask.packed.model.name, int(estimate_s - max(0.0, wait_s)), "deadline")
         return result
 
     def _refusal(self, ask: _Ask, reply: list[Any]) -> Exception:

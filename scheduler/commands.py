@@ -44,7 +44,7 @@ class Code(IntEnum):
     """The first element of each answer."""
 
     GRANTED = 1  # then: 0, credit left or -1, each concurrency's remaining, each rate's remaining and reset s
-    QUEUED = 2  # the same with its position from 1
+    QUEUED = 2  # the same with the estimated wait in s in the second place
     REFUSED = 3  # then: which of `Prepared.named` (-1: money), retry after s
     BUSY = 4  # then: retry after s
     UNKNOWN_CREDIT = 5

@@ -34,6 +34,7 @@ class Upkeep:
         replica: this replica's name: no space.
         settle_s: how long admission is fenced after data loss.
         reconcile: compares what this replica holds with its leases; awaited after each new start and now and then.
+        on_epoch: enters what else was lost with a former epoch; awaited before this replica counts as back.
         on_ready: told True once calls may be made again, False when they may not.
         on_beat: told the number of living replicas every 2 s.
     """
@@ -45,6 +46,7 @@ class Upkeep:
         replica: str,
         settle_s: float,
         reconcile: Callable[[], Awaitable[None]],
+        on_epoch: Callable[[], Awaitable[object]] | None,
         on_ready: Callable[[bool], None],
         on_beat: Callable[[int], None],
     ) -> None:
@@ -52,6 +54,7 @@ class Upkeep:
         self._replica = replica
         self._settle_us = int(settle_s * 1_000_000)
         self._reconcile = reconcile
+        self._on_epoch = on_epoch
         self._on_ready = on_ready
         self._on_beat = on_beat
         self._resyncing: asyncio.Task[None] | None = None
@@ -115,6 +118,8 @@ class Upkeep:
             await self._client.call("SCRIPT", "LOAD", hot.text)
         await self.heartbeat()
         await self._reconcile()
+        if self._on_epoch is not None and before != self.epoch:
+            await self._on_epoch()
         if await self._ask_epoch(run_id, before, "join") != self.epoch:
             raise StaleEpoch
         if before not in (b"", self.epoch):
@@ -176,6 +181,7 @@ class Upkeep:
                 await self.resync()
             except (RespUnavailable, RespError) as error:
                 log.warning("replica.tick_failed", replica=self._replica, error=str(error))
+                self._set_ready(ready=False)
 
     async def _turn(self, turn: int) -> None:
         if not self._client.connected:

@@ -120,12 +120,14 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
     spool = SpoolWriter(settings.spool_dir / replica, clock=clock, max_bytes=settings.gateway.spool_max_bytes)
     await asyncio.to_thread(spool.start, loop)
     valkey = await RespClient.connect(settings.valkey.url.get_secret_value(), required=False)
+    register = SpoolRegister(valkey, settings.spool_dir / replica)
     admission = Admission(
         valkey,
         replica=replica,
         clock=clock,
         global_inflight_max=settings.gateway.global_inflight_max,
         credit_loader=make_loader(sessions, valkey),
+        on_epoch=register.look,
     )
     states = StateFeed(valkey)
     pool = UpstreamPool(loop, clock.monotonic, connections_max=settings.gateway.upstream_connections_max)
@@ -155,7 +157,6 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         clock=clock,
         metrics=metrics,
     )
-    register = SpoolRegister(valkey, settings.spool_dir / replica)
     try:
         await admission.start()
         await states.start()

@@ -105,16 +105,18 @@ if hold ~= '' then
   if left < 0 then return refuse(REFUSED, MONEY, 0) end
 end
 
-local load = call('HMGET', deployment, 'inflight', 'waiting', 'gap_us')
+local load = call('HMGET', deployment, 'inflight', 'waiting', 'gap_us', 'cap')
 local inflight, waiting = tonumber(load[1]) or 0, tonumber(load[2]) or 0
 local queued = full or waiting > 0 or (limit > 0 and inflight >= limit)
-if queued and (wait_us <= 0 or waiting >= waiting_max) then
-  local estimate_s = (waiting + 1) * (tonumber(load[3]) or 1000000) / 1000000
-  return refuse(BUSY, math.min(60, math.max(1, math.ceil(estimate_s))))
+local estimate_s = 0
+if queued then
+  estimate_s = math.min(60, math.max(1, math.ceil((waiting + 1) * (tonumber(load[3]) or 1000000) / 1000000)))
+  if wait_us <= 0 or waiting >= waiting_max then return refuse(BUSY, estimate_s) end
 end
+if tonumber(load[4]) ~= limit then call('HSET', deployment, 'cap', limit) end
 
 -- Everything fits: take it.
-local reply = {queued and QUEUED or GRANTED, queued and waiting + 1 or 0, left}
+local reply = {queued and QUEUED or GRANTED, estimate_s, left}
 local counts, n = {}, 0
 for i = queued and ncap + 1 or 1, ncount do
   local held = got[4 + i] + spec[5 + 2 * i]
@@ -149,8 +151,8 @@ if not queued then
   return reply
 end
 
-local limits = {limit}
-for i = 1, ncap do limits[i + 1] = spec[4 + 2 * i] end
+local limits = {}
+for i = 1, ncap do limits[i] = spec[4 + 2 * i] end
 local slots, places = table.concat(buckets, ' '), table.concat(limits, ' ')
 call('HSET', lease, request, string.format('W%s%s|%s|%s|%.0f', tier, ARGV[4], slots, places, now + wait_us))
 call('ZADD', KEYS[at + 3], now, request .. ' ' .. ARGV[3])

@@ -2,7 +2,7 @@
 --
 -- A lease is text: state (G granted, W waiting) and tier, then, parted by '|': deployment, tenant ('' without money),
 -- caps, concurrencies ("name=amount …"), rates ("name=amount=window µs …"); once it has waited also the rates'
--- buckets, the limits of deployment and caps, and the deadline in µs.
+-- buckets, the limits of the caps, and the deadline in µs.
 local EPOCH_CHANGED = 6
 local BUCKETS = 60
 local CLAIM_US = 2000000
@@ -127,8 +127,9 @@ end
 -- Returns 'fits', 'full' (this deployment must wait) or 'stop' (nobody can be granted).
 local function room(v)
   local limits = string.gmatch(v.limits, '%d+')
-  local limit = tonumber(limits())
-  if limit > 0 and (tonumber(call('HGET', P .. 'm:' .. v.deployment, 'inflight')) or 0) >= limit then return 'full' end
+  local load = call('HMGET', P .. 'm:' .. v.deployment, 'inflight', 'cap')
+  local limit = tonumber(load[2]) or 0
+  if limit > 0 and (tonumber(load[1]) or 0) >= limit then return 'full' end
   for name, amount in string.gmatch(v.caps, '([^ =]+)=(%d+)') do
     local held = tonumber(call('GET', P .. 'c:' .. name)) or 0
     if held + amount > tonumber(limits()) then return name == 'global' and 'stop' or 'full' end

@@ -41,5 +41,5 @@ for _, member in ipairs(call('ZRANGEBYSCORE', KEYS[4], '-inf', now, 'LIMIT', 0, 
   end
 end
 
-dispatch(now, nil, 1000)
+dispatch(now, nil, 100)
 return {1, reaped, reaped >= most and 1 or 0}

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
 
 from core.errors import ErrorKind, PlatformError
@@ -281,6 +282,20 @@ async def test_a_full_queue_refuses_with_model_busy(fleet: Fleet) -> None:
     assert error.retry_after_s >= 1
     for waiter in waiters:
         waiter.cancel()
+
+
+async def test_a_raised_cap_counts_for_those_who_wait_already(fleet: Fleet) -> None:
+    replica, model = await fleet.replica(), served_model(inflight_max=1)
+    await ask(replica, model)
+    waiters = [soon(replica, model, wait_s=30) for _ in range(2)]
+    await queued(replica, 2)
+    raised = soon(replica, msgspec.structs.replace(model, inflight_max=3), wait_s=30)
+    await queued(replica, 3)
+    await replica.tick()
+    assert len(await outcomes(*waiters)) == 2
+    assert await fleet.load(model) == (3, 1)
+    assert not raised.done()
+    raised.cancel()
 
 
 async def test_no_wait_is_busy_at_once(fleet: Fleet) -> None:

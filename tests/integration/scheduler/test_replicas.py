@@ -12,7 +12,9 @@ import pytest
 
 from catalog.types import ServedModel
 from cli.embedded import valkey as vk
+from core.clock import SystemClock
 from core.errors import PlatformError
+from core.resp import RespClient
 from core.tiers import Tier
 from scheduler import commands
 from scheduler.admission import Admission
@@ -249,6 +251,25 @@ async def test_lost_data_is_registered_anew_before_admission_resumes(fleet: Flee
     assert await fleet.credit_left(tenant) == 98
 
 
+async def test_what_else_was_lost_is_entered_before_a_replica_counts_as_back(fleet: Fleet) -> None:
+    seen: list[bool] = []
+
+    async def enter() -> None:
+        seen.append(replica.ready)
+
+    client = await RespClient.connect(fleet.url)
+    replica = Admission(client, replica="a", clock=fleet.clock, global_inflight_max=9, on_epoch=enter, background=False)
+    await replica.start()
+    await replica.resync()
+    assert seen == [False]  # once per epoch
+    await fleet.client.call("FLUSHALL")
+    await replica.resync()
+    assert seen == [False, False]
+    assert replica.ready
+    await replica.close()
+    await client.close()
+
+
 async def test_scripts_of_an_old_epoch_are_refused(fleet: Fleet) -> None:
     replica, model = await fleet.replica(), served_model()
     grant = await ask(replica, model)
@@ -351,9 +372,6 @@ async def test_valkey_away_goes_on_with_the_share_of_the_last_minute(own_valkey:
 
 
 async def test_a_gateway_that_starts_without_valkey_joins_later(own_valkey: OwnValkey) -> None:
-    from core.clock import SystemClock
-    from core.resp import RespClient
-
     own_valkey.kill()
     client = await RespClient.connect(f"unix://{own_valkey.socket}", required=False, jitter=lambda: 0.0)
     replica = Admission(client, replica="late", clock=SystemClock(), global_inflight_max=10)
