@@ -9,7 +9,7 @@ from alembic.script import ScriptDirectory
 from cli import schema
 from tests.conftest import PostgresService
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_newest_revision_is_the_one_that_alembic_finds() -> None:
