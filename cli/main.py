@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from cli import parts, screen
 from cli.home import HomeError
+from core.errors import PlatformError
 
 ROOT = Path(__file__).resolve().parent.parent
 USAGE_ERROR = 2
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.command(options)
     except HomeError as error:
         return _complain(str(error))
+    except PlatformError as error:
+        return _complain(error.message)
     except ValidationError as error:
         return _complain(_missing_settings(error))
     except KeyboardInterrupt:
@@ -89,9 +92,40 @@ def _parser() -> argparse.ArgumentParser:
 
     migrate = commands.add_parser("migrate", parents=[home], help="bring the database schema to this version")
     migrate.set_defaults(command=_migrate)
+    _add_ledger(commands, home)
+    _add_spool(commands, home)
     shown = commands.add_parser("version", help="print the version")
     shown.set_defaults(command=_version)
     return parser
+
+
+def _add_ledger(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser) -> None:
+    ledger = commands.add_parser("ledger", help="look after the books")
+    actions = ledger.add_subparsers(title="actions", required=True, metavar="action")
+    verify = actions.add_parser(
+        "verify",
+        parents=[home],
+        help="add up every account again",
+        description="Add up every account again from its entries, and rate every request again. Works while the "
+        "platform runs and when it is stopped. Ends with 1 and names the first row that is wrong.",
+    )
+    verify.set_defaults(command=_ledger_verify)
+
+
+def _add_spool(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser) -> None:
+    spool = commands.add_parser("spool", help="look after usage that is on disk and not in the books yet")
+    actions = spool.add_subparsers(title="actions", required=True, metavar="action")
+    listed = actions.add_parser("list", parents=[home], help="list the spools of this host")
+    listed.set_defaults(command=_spool_list)
+    adopt = actions.add_parser(
+        "adopt",
+        parents=[home],
+        help="take over the spool of a gateway that does not come back",
+        description="Copy the spool of a gateway of another host among this host's, where the poster posts it. Usage "
+        "that is posted already is not posted again.",
+    )
+    adopt.add_argument("folder", type=Path, help="the spool's folder, e.g. on a volume mounted from the lost host")
+    adopt.set_defaults(command=_spool_adopt)
 
 
 def _home_option() -> argparse.ArgumentParser:
@@ -138,6 +172,37 @@ def _migrate(options: argparse.Namespace) -> int:
         return _complain("Migrations run as the owner of the database: set TIDEGATE_DATABASE__OWNER_URL.")
     db.migrate(url.get_secret_value())
     screen.say("The database schema is up to date.")
+    return 0
+
+
+def _ledger_verify(options: argparse.Namespace) -> int:
+    from cli.books import verify
+
+    return verify(options.home)
+
+
+def _spool_list(options: argparse.Namespace) -> int:
+    from billing.orphans import list_spools
+
+    found = list_spools(options.home / "spool")
+    for spool in found:
+        state = "written now" if spool.live else "not written"
+        screen.say(
+            f"{spool.name}  replica {spool.replica}  host {spool.host or 'unknown'}  {state}  "
+            f"{spool.unposted_bytes} bytes not posted"
+        )
+    if not found:
+        screen.say("No spools.")
+    return 0
+
+
+def _spool_adopt(options: argparse.Namespace) -> int:
+    from billing.orphans import adopt
+
+    adopted = adopt(options.home / "spool", options.folder)
+    screen.say(
+        f"Adopted as {adopted.name}: {adopted.unposted_bytes} bytes to post. The poster of this host posts them."
+    )
     return 0
 
 
