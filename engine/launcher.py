@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -25,12 +25,16 @@ T = TypeVar("T")
 
 
 class LlamaArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`engine_args` of llama.cpp. `context` is tokens per request; 0 means the version's `context_max`."""
+    """`engine_args` of llama.cpp. `context` is tokens per request; 0 means the version's `context_max`.
+
+    The KV cache in 8 bits (``q8_0``) needs half the memory of ``f16`` at the same speed.
+    """
 
     context: int = 0
     parallel: int = 4
     threads: int = 1
     embeddings: bool = True
+    cache: Literal["q8_0", "f16"] = "q8_0"
 
 
 class SimulatorArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,6 +85,7 @@ def _llama_arguments(deployment: Deployment) -> list[str]:
     return [
         *("--model", str(locate(deployment.source)), "--alias", deployment.upstream_model),
         *("--context", str(context), "--parallel", str(given.parallel), "--threads", str(given.threads)),
+        *("--cache", given.cache),
         "--embeddings" if given.embeddings else "--no-embeddings",
     ]
 

@@ -20,6 +20,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lock", default="", help="the lock it holds, to be found by")
     parser.add_argument("--parallel", type=int, default=4, help="slots: requests at once")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache", choices=("q8_0", "f16"), default="q8_0", help="how the KV cache is kept")
     parser.add_argument("--embeddings", action=argparse.BooleanOptionalAction, default=True)
     return parser.parse_args(arguments)
 
@@ -36,6 +37,8 @@ def parameters(given: argparse.Namespace) -> Any:
     params.cpuparams.n_threads = given.threads
     params.cpuparams_batch.n_threads = given.threads
     params.n_threads_http = given.parallel + 4  # streams hold a thread each; the rest answer /health
+    if given.cache == "q8_0":
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_Q8_0
     params.embedding = given.embeddings
     params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
     params.endpoint_metrics = True

@@ -5,6 +5,7 @@ Each takes a client on the base URL (no /v1) and a `Dialect`. Usage is read by `
 
 import json
 import re
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,7 +142,8 @@ async def check_abort(client: httpx.AsyncClient, dialect: Dialect) -> None:
 
 async def check_cached_tokens(client: httpx.AsyncClient, dialect: Dialect) -> None:
     """The second call with the same long prefix reports it as cached, inside the prompt's total."""
-    prompt = " ".join(f"word{number}" for number in range(dialect.long_prompt_words))
+    mark = secrets.token_hex(2)  # a prompt that no earlier check has put into the cache
+    prompt = " ".join(f"{mark}{number}" for number in range(dialect.long_prompt_words))
     first = normalise(await chat(client, chat_body(dialect, prompt, max_tokens=2)))
     second = normalise(await chat(client, chat_body(dialect, prompt, max_tokens=2)))
     assert second.input_cached > first.input_cached

@@ -73,6 +73,7 @@ def test_the_simulator_can_listen_on_a_port() -> None:
         with_args(colour=1),
         with_args(parallel="many"),
         with_args(parallel=0),
+        with_args(cache="q2"),
         with_args(context=4096),  # more than the version has
         with_args(EngineKind.SIMULATOR, path="/etc"),
         with_args(EngineKind.VLLM),
