@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import APIRouter, FastAPI
 
 from api import errors, openapi
-from api.admin import api_keys, audit, deployments, models, prices, projects, tenants
+from api.admin import api_keys, audit, deployments, models, operators, prices, projects, tenants
 from api.admin import credits as tenant_credits
 from api.control import generations, health, usage
 from api.middleware import RequestFrame
@@ -37,6 +37,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     prices.router,
     models.router,
     deployments.router,
+    operators.router,
     audit.router,
     health.router,
 )

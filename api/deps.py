@@ -107,6 +107,7 @@ def _path_id(kind: IdKind, name: str) -> Any:
 
 TenantId = Annotated[UUID, _path_id(IdKind.TENANT, "tenant_id")]
 ProjectId = Annotated[UUID, _path_id(IdKind.PROJECT, "project_id")]
+OperatorId = Annotated[UUID, _path_id(IdKind.OPERATOR, "operator_id")]
 KeyId = Annotated[UUID, _path_id(IdKind.API_KEY, "key_id")]
 BookId = Annotated[UUID, _path_id(IdKind.PRICE_BOOK, "book_id")]
 PriceVersionId = Annotated[UUID, _path_id(IdKind.PRICE_VERSION, "price_version_id")]

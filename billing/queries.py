@@ -299,3 +299,12 @@ async def usage_by_day_and_model(
     """
     values = {"tenant": tenant_id, "zone": zone, "start": start, "end": end, "project": project_id, "page": 50_000}
     return (await session.execute(text(statement), values)).all()
+
+
+async def last_uses(session: AsyncSession, since: datetime) -> list[tuple[UUID, UUID, datetime]]:
+    """Return tenant, key and the newest minute it was used in, of every key used since then."""
+    statement = """
+        SELECT tenant_id, key_id, max(minute) FROM usage_rollup WHERE minute >= :since GROUP BY tenant_id, key_id
+    """
+    rows = await session.execute(text(statement), {"since": since})
+    return [(row[0], row[1], row[2]) for row in rows]

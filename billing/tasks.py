@@ -1,18 +1,21 @@
 """What the worker does for billing."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import credit_figures, verify
+from billing import credit_figures, queries, verify
 from core import outbox
 from core.db import transaction
 from core.logging import get_logger
 from core.tasks import Job, Periodic, Task, TaskContext
+from tenants import api_keys
 
 REFRESH_CREDIT = "billing.refresh_credit"
+KEY_USE_WINDOW = timedelta(hours=1)
 
 log = get_logger(__name__)
 
@@ -30,6 +33,13 @@ async def verify_ledger(context: TaskContext) -> None:
         raise LedgerWrongError(f"{finding.table} {finding.row}")
 
 
+async def note_key_use(context: TaskContext) -> None:
+    """Tell the tenants' keys when they were used last, to the minute."""
+    async with transaction(context.sessions) as session:
+        uses = await queries.last_uses(session, context.clock.now() - KEY_USE_WINDOW)
+        await api_keys.mark_used(session, uses)
+
+
 async def ask_refresh(session: AsyncSession, tenant_id: UUID) -> None:
     """Have the tenant's figure in Valkey brought up to the ledger after this transaction's commit, come what may."""
     await outbox.add(session, REFRESH_CREDIT, {"tenant_id": tenant_id.hex})
@@ -42,5 +52,6 @@ async def _refresh_credit(context: TaskContext, _session: AsyncSession, argument
 
 TASKS: tuple[Task, ...] = (
     Periodic("billing.verify_ledger", verify_ledger, every_s=3600, timeout_s=1800),
+    Periodic("billing.note_key_use", note_key_use, every_s=300),
     Job(REFRESH_CREDIT, _refresh_credit, timeout_s=10),
 )

@@ -19,6 +19,7 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 
@@ -32,6 +33,8 @@ _PROCESS_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 def create_registry() -> CollectorRegistry:
     """Return a registry with the figures that every process has: CPU, memory, garbage collection."""
+    # no second series for every counter, of its birth
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation here
     registry = CollectorRegistry(auto_describe=True)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

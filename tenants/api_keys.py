@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections.abc import Sequence
+from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -146,3 +147,9 @@ async def revoke(session: AsyncSession, tenant_id: UUID, key_id: UUID, *, clock:
         await session.flush()
         await record_config_change(session, "api_key", key_id)
     return _api_key(row)
+
+
+async def mark_used(session: AsyncSession, uses: Sequence[tuple[UUID, UUID, datetime]]) -> None:
+    """Note when keys were used last, each as tenant, key and instant; an earlier instant than known changes nothing."""
+    if uses:
+        await queries.mark_used(session, uses)

@@ -1,5 +1,6 @@
 """Operators: the people and programs that run the platform, and their tokens (``tgo_…``)."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -40,6 +41,11 @@ async def create(session: AsyncSession, *, name: str) -> Operator:
     row = OperatorRow(id=new_uuid(), name=name)
     await queries.insert_named(session, row, "operator")
     return _operator(row)
+
+
+async def list_operators(session: AsyncSession, *, after: UUID | None, limit: int) -> Sequence[Operator]:
+    """Return at most `limit` operators, newest first, disabled ones too."""
+    return [_operator(row) for row in await queries.operators(session, after, limit)]
 
 
 async def by_name(session: AsyncSession, name: str) -> Operator | None:
@@ -83,7 +89,13 @@ async def issue_token(
 
 
 async def revoke_tokens(session: AsyncSession, operator_id: UUID) -> None:
-    """End all tokens of the operator."""
+    """End all tokens of the operator.
+
+    Raises:
+        PlatformError: not_found.
+    """
+    if await queries.operator(session, operator_id) is None:
+        raise not_found(IdKind.OPERATOR)
     await queries.revoke_operator_tokens(session, operator_id)
     await record_config_change(session, "operator", operator_id)
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Row, Select, func, select, update
+from sqlalchemy import ColumnElement, DateTime, Row, Select, bindparam, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -122,16 +122,28 @@ async def api_keys(session: AsyncSession, tenant_id: UUID, after: UUID | None, l
     return (await session.scalars(query)).all()
 
 
-async def mark_used(session: AsyncSession, tenant_id: UUID, key_id: UUID, at: datetime) -> None:
-    """Move the key's last use forward, never back."""
-    newest = func.greatest(ApiKeyRow.last_used_at, at)
-    await session.execute(
-        update(ApiKeyRow).where(ApiKeyRow.tenant_id == tenant_id, ApiKeyRow.id == key_id).values(last_used_at=newest)
+async def mark_used(session: AsyncSession, uses: Sequence[tuple[UUID, UUID, datetime]]) -> None:
+    """Move the last use of keys forward, never back; each is tenant, key, instant."""
+    newest = func.greatest(ApiKeyRow.last_used_at, bindparam("used_at", type_=DateTime(timezone=True)))
+    statement = (
+        update(ApiKeyRow)
+        .where(ApiKeyRow.tenant_id == bindparam("of_tenant"), ApiKeyRow.id == bindparam("of_key"))
+        .values(last_used_at=newest)
     )
+    values = [{"of_tenant": tenant_id, "of_key": key_id, "used_at": at} for tenant_id, key_id, at in uses]
+    connection = await session.connection()
+    await connection.execute(statement, values)
 
 
 async def operator(session: AsyncSession, operator_id: UUID) -> OperatorRow | None:
     return await session.get(OperatorRow, operator_id)
+
+
+async def operators(session: AsyncSession, after: UUID | None, limit: int) -> Sequence[OperatorRow]:
+    query = select(OperatorRow).order_by(OperatorRow.id.desc()).limit(limit)
+    if after is not None:
+        query = query.where(OperatorRow.id < after)
+    return (await session.scalars(query)).all()
 
 
 async def operator_by_name(session: AsyncSession, name: str) -> OperatorRow | None:

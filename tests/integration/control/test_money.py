@@ -245,6 +245,13 @@ async def test_a_call_becomes_pending_then_a_receipt_usage_and_less_balance(
     assert (row["requests"], row["input_cached"], row["amount"]) == (1, 10240, "0.012258000000")
     assert (await admin.get(f"{tenant}/usage")).json() == usage
 
+    key = f"{tenant}/keys/{made['api_key']['id']}"
+    assert (await admin.get(key)).json()["last_used_at"] is None
+    await tasks.note_key_use(TaskContext(services.settings, services.sessions, services.clock))
+    used = datetime.fromisoformat((await admin.get(key)).json()["last_used_at"])
+    admitted = datetime.fromisoformat(found["admitted_at"])
+    assert used == admitted.replace(second=0, microsecond=0)
+
 
 async def test_receipts_are_for_the_tenant_and_for_the_key_that_called(
     admin: Client, anonymous: Client, services: Services, sessions: db.Sessions, tmp_path: Path

@@ -29,6 +29,7 @@ PREFIXES = {
     "model_id": "mdl",
     "deployment_id": "dep",
     "book_id": "pbk",
+    "operator_id": "opr",
     "price_version_id": "pver",
 }
 

@@ -117,6 +117,18 @@ async def test_long_dead_keys_are_forgotten(sessions: db.Sessions) -> None:
     assert await _load(sessions) == {}
 
 
+async def test_the_last_use_only_moves_forward(sessions: db.Sessions) -> None:
+    made, other = await customer(sessions), await customer(sessions)
+    early, late = datetime(2026, 11, 30, 12, tzinfo=UTC), datetime(2026, 11, 30, 13, tzinfo=UTC)
+    for at in (early, late, early):
+        async with db.transaction(sessions) as session:
+            await api_keys.mark_used(session, [(made.tenant.id, made.key.id, at), (made.tenant.id, other.key.id, at)])
+    async with db.transaction(sessions) as session:
+        await api_keys.mark_used(session, [])
+        assert (await api_keys.get(session, made.tenant.id, made.key.id)).last_used_at == late
+        assert (await api_keys.get(session, other.tenant.id, other.key.id)).last_used_at is None
+
+
 async def test_an_expired_key_says_so(sessions: db.Sessions) -> None:
     made = await customer(sessions, KeyLimits(expires_at=datetime.now(UTC) - timedelta(seconds=1)))
     assert (await _load(sessions))[made.digest].refusal == "KEY_EXPIRED"
