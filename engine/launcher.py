@@ -134,8 +134,7 @@ def spawn(launch: Launch, lock: int, log: Path) -> "subprocess.Popen[bytes]":
     """Start the engine with the lock in its hands; returns at once. The caller closes its own copy of the lock."""
     if launch.url.startswith("unix:"):
         Path(launch.url.removeprefix("unix:")).unlink(missing_ok=True)
-    mode = "ab" if log.exists() and log.stat().st_size < LOG_MAX_BYTES else "wb"
-    with log.open(mode) as output:
+    with log.open("ab") as output:
         return subprocess.Popen(
             launch.arguments,
             stdin=subprocess.DEVNULL,
@@ -145,3 +144,9 @@ def spawn(launch: Launch, lock: int, log: Path) -> "subprocess.Popen[bytes]":
             env={**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C in a terminal reaches the controller, which drains first
         )
+
+
+def trim_log(log: Path) -> None:
+    """Empty a log that has grown too long; its engine appends, so it goes on at the beginning."""
+    if log.exists() and log.stat().st_size > LOG_MAX_BYTES:
+        os.truncate(log, 0)

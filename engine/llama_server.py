@@ -47,7 +47,9 @@ def parameters(given: argparse.Namespace) -> Any:
     params.ui = False
     params.warmup = False
     params.cache_ram_mib = 0  # prefixes are kept in the slots only: the process stays small
-    params.verbosity = 2  # warnings; never a prompt
+    params.cors_origins = ""  # no browser page may talk to it
+    params.n_batch = params.n_ubatch  # what embeddings allow
+    params.verbosity = 1  # errors only; never a prompt
     host, separator, port = given.listen.rpartition(":")
     if given.listen.endswith(".sock") or not separator:
         params.hostnames = [given.listen]

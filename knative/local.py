@@ -114,6 +114,11 @@ class LocalBackend:
         self._write(deployment.id, record)
         return ""
 
+    def trim_logs(self) -> None:
+        """Keep the engines' logs bounded."""
+        for deployment_id in self._records:
+            launcher.trim_log(self._path(deployment_id, "log"))
+
     def send(self, deployment_id: UUID, number: signal.Signals) -> None:
         if (record := self._records.get(deployment_id)) is not None:
             processes.send(record.pid, record.started_ms, number)

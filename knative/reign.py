@@ -99,6 +99,7 @@ class Reign:
 
     async def housekeep(self) -> None:
         """Once a second: the catalog if it changed, Valkey if it lost something, Postgres what was observed."""
+        self._backend.trim_logs()
         try:
             async with asyncio.timeout(ANSWER_S):
                 async with db.transaction(self._sessions) as session:

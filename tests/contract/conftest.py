@@ -63,4 +63,5 @@ async def llama_cpp(service_folder: Path) -> AsyncIterator[str]:
     assert processes.send(process.pid, since, signal.SIGTERM)
     assert await asyncio.to_thread(process.wait, 10) == 0
     assert not processes.is_alive(process.pid, since)
-    assert "story about the sea" not in (service_folder / "llama.log").read_text()  # no prompt is logged
+    lines = (service_folder / "llama.log").read_text().splitlines()
+    assert all("exceeds the available context size" in line for line in lines)  # our refusals; never a prompt

@@ -137,6 +137,21 @@ def test_a_child_keeps_the_lock_after_its_starter_let_go(tmp_path: Path) -> None
     assert processes.find_by_argument(marker) is None
 
 
+def test_a_log_that_grew_too_long_starts_anew(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    launcher.trim_log(log)  # there is none yet
+    with log.open("ab") as output:
+        output.write(b"x" * launcher.LOG_MAX_BYTES)
+        output.flush()
+        launcher.trim_log(log)
+        assert log.stat().st_size == launcher.LOG_MAX_BYTES
+        output.write(b"y")
+        output.flush()
+        launcher.trim_log(log)
+        output.write(b"z")
+    assert log.read_bytes() == b"z"
+
+
 def test_a_process_that_only_waits_to_be_reaped_is_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
