@@ -109,8 +109,9 @@ def configure(log: Log, process: str, *, stream: TextIO | None = None) -> None:
         logger = logging.getLogger(name)
         logger.handlers = []
         logger.propagate = True
-    for name in ("uvicorn.access", "celery.app.trace", "celery.worker.strategy", "celery.beat", "kombu"):
+    for name in ("uvicorn.access", "celery.app.trace", "celery.worker.strategy", "kombu"):
         logging.getLogger(name).setLevel(logging.WARNING)  # a line per request or task is ours to write
+    logging.getLogger("celery.beat").setLevel(logging.CRITICAL)  # a broker away: the consumer says so, once per try
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.stdlib.BoundLogger,

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from celery import Celery, beat, signals
 from celery.apps.worker import Worker
-from celery.exceptions import SecurityWarning
+from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 from prometheus_client import CollectorRegistry
 
 from core import db, logging, outbox, telemetry
@@ -213,6 +213,7 @@ def serve(settings: Settings, ready: Callable[[], None], found: Iterable[Task]) 
     """Work on these tasks; see `run`."""
     logging.configure(settings.log, "worker")
     warnings.filterwarnings("ignore", category=SecurityWarning)  # of root: messages are JSON, never code
+    warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)  # tasks that outlive a connection end first
     signals.setup_logging.connect(_keep_logging, weak=False)
     engine = db.create_engine(settings.database)
     context = TaskContext(settings, db.create_sessions(engine), SystemClock())
