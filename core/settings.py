@@ -59,7 +59,7 @@ class Gateway(_Group):
     trusted_proxies: tuple[str, ...] = ()
     spool_wait_ms: int = 20  # how long an answer waits for the disk
     spool_max_bytes: int = 1_000_000_000  # unposted usage kept on disk; beyond it new work is refused
-    upstream_connections_max: int = 512  # per endpoint
+    upstream_connections_max: int = 4096  # per endpoint
     request_timeout_s: int = 600
     max_wait_s: int = 30  # in the queue or for a wake, unless the caller names less
     cache_trust_s: int = 60  # how long cached keys and prices are trusted with Postgres and Valkey away

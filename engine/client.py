@@ -393,7 +393,8 @@ class UpstreamPool:
 
     def _enqueue(self, flight: Flight) -> None:
         target = flight.target
-        if len(target.waiting) >= self._waiting_max:
+        connectable = max(0, self._connections_max - target.live)
+        if len(target.waiting) >= self._waiting_max + connectable:
             self._loop.call_soon(flight.finish, Failure.QUEUE_FULL)
             return
         target.waiting.append(flight)

@@ -66,7 +66,7 @@ def _report(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     usage, timings = raw.get("usage"), raw.get("timings")
     if usage is None:
         return raw
-    if not isinstance(usage, Mapping):
+    if type(usage) is not dict and not isinstance(usage, Mapping):
         raise UsageRejected("usage is not an object")
     return {**usage, "timings": timings} if timings is not None and isinstance(timings, Mapping) else usage
 

@@ -20,6 +20,7 @@ STATUS_OF_KIND = MappingProxyType(
         ErrorKind.INTERNAL: 500,
         ErrorKind.UPSTREAM: 502,
         ErrorKind.UNAVAILABLE: 503,
+        ErrorKind.TIMEOUT: 504,
     }
 )
 
@@ -32,7 +33,6 @@ STATUS_OF_CODE = MappingProxyType(
         "EXPECTATION_FAILED": 417,
         "HEADERS_TOO_LARGE": 431,
         "NOT_IMPLEMENTED": 501,
-        "UPSTREAM_TIMEOUT": 504,
         "HTTP_VERSION_NOT_SUPPORTED": 505,
     }
 )
@@ -131,7 +131,7 @@ def upstream_error(message: str = "The engine did not answer properly. Nothing w
 
 def upstream_timeout() -> PlatformError:
     return PlatformError(
-        "UPSTREAM_TIMEOUT", ErrorKind.UPSTREAM, "The engine did not answer in time. Nothing was charged."
+        "UPSTREAM_TIMEOUT", ErrorKind.TIMEOUT, "The engine did not answer in time. Nothing was charged."
     )
 
 

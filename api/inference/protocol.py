@@ -131,6 +131,8 @@ class InferenceProtocol(asyncio.Protocol):
             self.writable.set_result(None)
         if self.cold is not None:
             self.cold.disconnect()
+            if self.task is not None:
+                self.task.cancel()
             return
         task = self.task
         if task is not None and not task.done():  # until now this connection has kept it alive

@@ -55,18 +55,15 @@ class EventFilter:
             block = self.tail + block
         if b"\r" in block:
             block = block.replace(b"\r\n", b"\n")
-        cut = block.rfind(b"\n\n") + 2
-        if cut == len(block):
+        if block.endswith(b"\n\n"):
             self.tail = b""
-        else:
-            self.tail = block[cut:] if cut > 1 else block
-            if len(self.tail) > TAIL_MAX:
-                self.overflow = True
-                self.tail = b""
-            if cut == 1:
-                return b""
-            block = block[:cut]
-        return self._filter(block)
+            return self._filter(block)
+        last = block.rfind(b"\n\n")
+        self.tail = block[last + 2 :] if last >= 0 else block
+        if len(self.tail) > TAIL_MAX:
+            self.overflow = True
+            self.tail = b""
+        return self._filter(block[: last + 2]) if last >= 0 else b""
 
     def finish(self) -> bytes:
         """Return what an engine left without its final blank line."""
