@@ -23,6 +23,7 @@ MAX_BACKOFF_S = 15.0
 STEADY_S = 60.0  # who ran so long starts again with the first backoff
 START_ATTEMPTS = 3
 PROBE_S = 0.02
+PROBE_MAX_S = 0.5
 IDLE_S = 5.0
 ORPHAN_TIMEOUT_S = 5.0
 
@@ -65,6 +66,7 @@ class _Child:
     ready_end: int = -1
     since: float = 0.0  # monotonic: of the state
     due: float = 0.0
+    next_probe: float = 0.0
     failures: int = 0
     reason: str = ""
     was_ready: bool = False
@@ -215,16 +217,19 @@ class Supervisor:
         waits = [IDLE_S]
         for child in self._children.values():
             if child.state is _State.STARTING:
-                waits.append(PROBE_S if child.service.probe else 1.0)
+                waits.append(max(0.0, child.next_probe - now) if child.service.probe else 1.0)
             elif child.state is _State.WAITING:
                 waits.append(max(0.0, child.due - now))
         return min(waits)
 
     def _advance(self, child: _Child, now: float) -> None:
         if child.state is _State.STARTING:
-            if child.service.probe is not None and child.service.probe():
-                self._became_ready(child)
-            elif now - child.since > child.service.start_timeout_s and child.record is not None:
+            if child.service.probe is not None and now >= child.next_probe:
+                if child.service.probe():
+                    self._became_ready(child)
+                    return
+                child.next_probe = now + min(PROBE_S + (now - child.since) / 10, PROBE_MAX_S)  # a recovery takes long
+            if now - child.since > child.service.start_timeout_s and child.record is not None:
                 child.reason = f"was not ready within {child.service.start_timeout_s:.0f} s"
                 os.kill(child.record.pid, signal.SIGKILL)
                 child.since = now  # its end comes by the reaper
@@ -234,6 +239,7 @@ class Supervisor:
     def _start(self, child: _Child) -> None:
         service = child.service
         child.state, child.since, child.reason = _State.STARTING, time.monotonic(), ""
+        child.next_probe = child.since + PROBE_S
         try:
             pid = self._launch(child)
         except (OSError, RuntimeError) as error:

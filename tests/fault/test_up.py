@@ -21,7 +21,7 @@ import redis
 from cli import home as homes
 from cli import installation, seed
 from cli.embedded import postgres as pg
-from cli.processes import start_token
+from cli.processes import end, start_token
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -108,6 +108,8 @@ def start(tmp_path: Path) -> Iterator[Starter]:
             starter.stop(up)
     for up in starter.started:
         if up.home.exists():
+            left = homes.load_state(homes.open_home(up.home)).processes
+            end([process for process in left if process.name != "postgres"], signal.SIGKILL, PATIENCE_S)
             pg.clear_leftovers(files_of(up))
 
 
@@ -255,7 +257,7 @@ def test_any_order_of_kills_keeps_what_was_acknowledged(start: Starter, round_se
 def test_what_is_killed_comes_back_with_its_data(start: Starter, name: str) -> None:
     up = start("a")
     put(up, 1)
-    socket_path = str(up.home / "run" / "valkey.sock")
+    socket_path = str(homes.open_home(up.home).valkey_socket)
     with redis.Redis(unix_socket_path=socket_path) as client:
         client.set("kept", "1")
     old = up.pid(name)
