@@ -9,6 +9,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from api.app import ROUTERS, create_app
+from api.deps import get_session
 from api.guard import GuardedRoute
 from api.permissions import RULES, CallerKind, Rule, rule_of
 from api.services import Services
@@ -76,6 +77,14 @@ def test_a_route_without_a_rule_does_not_start() -> None:
 def test_every_change_has_an_action_and_no_read_has_one() -> None:
     for method, path, rule in ROUTES:
         assert bool(rule.action) == (method != "GET"), (method, path)
+
+
+def test_every_change_is_in_an_audited_transaction_and_no_read_is() -> None:
+    for router in ROUTERS:
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            audited = any(dependency.call is get_session for dependency in route.dependant.dependencies)
+            assert audited == (route.methods != {"GET"}), route.path
 
 
 async def _every(client: Client, headers: dict[str, str] | None = None) -> list[tuple[str, str, httpx.Response]]:

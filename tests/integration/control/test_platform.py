@@ -64,6 +64,22 @@ async def test_without_postgres_credentials_are_503_and_never_401(services: Serv
         assert (await http.get("/api/health/live")).status_code == 200
 
 
+async def test_connections_that_postgres_ended_are_replaced(admin: Client, database_settings: Database) -> None:
+    assert (await admin.get(TENANTS)).status_code == 200
+    assert database_settings.owner_url is not None
+    owner = db.create_engine(Database(url=database_settings.owner_url))
+    async with db.transaction(db.create_sessions(owner)) as session:
+        ended = await session.execute(
+            text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND usename = 'tidegate_app'"
+            )
+        )
+        assert len(ended.all()) >= 1
+    await owner.dispose()
+    assert (await admin.get(TENANTS)).status_code == 200
+
+
 async def test_without_valkey_health_says_so(services: Services, tmp_path: Path) -> None:
     client = await RespClient.connect(f"unix://{tmp_path}/none.sock", required=False)
     app = create_app(Services(**{**_fields(services), "valkey": client}))
