@@ -1,0 +1,53 @@
+"""What a tenant owns is asked for by tenant. The few queries that work across tenants are listed with their reasons."""
+
+import ast
+import re
+from pathlib import Path
+
+from tests.architecture.rules import ROOT
+
+ACROSS_TENANTS = {
+    "tenants/queries.py:principal_rows": "gateways load every key",
+    "tenants/queries.py:principal_rows_of": "gateways follow one changed key, project or tenant",
+    "tenants/queries.py:principal_row_by_digest": "a key is found by its digest; the tenant is what is asked",
+    "tenants/queries.py:insert_named": "the row brings its tenant",
+    "tenants/queries.py:mark_used": "the worker notes last uses of many keys; each comes with its tenant",
+    "tenants/queries.py:audit_records": "operators read the trail of all; a tenant is one of the filters",
+    "billing/queries.py:put_items": "price items are the platform's; a tenant override names its tenant",
+    "billing/queries.py:copy_items": "a new draft begins with all items",
+    "billing/queries.py:items": "a price version whole, for operators and the price table",
+    "billing/queries.py:versions_in_force": "the price table holds all tenants' overrides",
+    "billing/queries.py:last_uses": "the worker notes last uses of all keys",
+    "billing/queries.py:balances_after": "the reconciliation walks all tenants",
+}
+
+
+def owned_tables() -> dict[str, str]:
+    """Return mapped class → table name of everything that has a tenant_id."""
+    owned = {}
+    for path in (ROOT / "tenants/tables.py", ROOT / "billing/tables.py"):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if not isinstance(node, ast.ClassDef):
+                continue
+            fields = {n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+            if "tenant_id" in fields:
+                names = re.findall(r"__tablename__ = \"(\w+)\"", ast.unparse(node).replace("'", '"'))
+                owned[node.name] = names[0] if names else ""
+    return owned
+
+
+def queries_ask_by_tenant(path: Path, text: str, owned: dict[str, str]) -> list[str]:
+    """A query function that touches a tenant's table takes tenant_id or tenant_ids right after the session."""
+    found = []
+    for node in ast.parse(text).body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
+            continue
+        if f"{path}:{node.name}" in ACROSS_TENANTS:
+            continue
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        arguments = [argument.arg for argument in node.args.args]
+        if names & owned.keys() and arguments[1:2] not in (["tenant_id"], ["tenant_ids"]):
+            found.append(
+                f"{path}:{node.lineno} {node.name} reads {sorted(names & owned.keys())} without tenant_id first."
+            )
+    return found
