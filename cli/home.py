@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Sequence
@@ -131,6 +132,12 @@ def _run_folder(path: Path) -> Path:
     target = Path(tempfile.mkdtemp(prefix=f"tidegate-{digest}-", dir="/tmp"))
     link.symlink_to(target)
     return target
+
+
+def clear_sockets(home: Home) -> None:
+    """Remove the private folder in /tmp of a home whose path is long; the next start makes another one."""
+    if home.run != home.path / "run" and _is_private(home.run):
+        shutil.rmtree(home.run, ignore_errors=True)
 
 
 def _is_private(folder: Path) -> bool:

@@ -76,6 +76,7 @@ def up(options: UpOptions, version: str) -> int:
     finally:
         supervisor.stop()
         news.withdraw()
+        homes.clear_sockets(home)
     screen.say("Stopped. Everything is kept in the home.")
     return 0
 

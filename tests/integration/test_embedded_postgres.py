@@ -1,6 +1,7 @@
 """The embedded Postgres: whoever runs it, wherever its folder lies, however its last run ended."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,7 @@ def test_a_home_with_a_very_long_and_odd_path_works(tmp_path: Path) -> None:
     assert files.data.is_relative_to(tmp_path)
     assert len(os.fsencode(files.socket_dir)) < 80
     assert files.socket_dir.parent.stat().st_mode & 0o077 == 0
+    shutil.rmtree(files.socket_dir.parent)
 
 
 def test_a_creation_that_was_cut_short_begins_anew(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The home folder: private, locked, with secrets that are made once."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,16 @@ def test_sockets_of_a_long_home_lie_in_a_private_folder_that_is_checked_each_tim
         assert second.run.stat().st_mode & 0o077 == 0
     finally:
         first.run.rmdir()
-        second.run.rmdir()
+        homes.clear_sockets(second)
+    assert not second.run.exists()
+
+
+def test_sockets_of_a_usual_home_lie_in_it_and_stay() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        home = homes.open_home(Path(folder))
+        assert home.run == home.path / "run"
+        homes.clear_sockets(home)
+        assert home.run.is_dir()
 
 
 def test_an_unreadable_list_of_processes_counts_as_none(tmp_path: Path) -> None:
