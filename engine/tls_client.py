@@ -1,6 +1,7 @@
 """The same two nouns as `engine.client`, over aiohttp: for https engines, where its TLS is worth its price."""
 
 import asyncio
+import ssl
 from typing import Any
 
 import aiohttp
@@ -45,8 +46,10 @@ class _TlsFlight:
 class TlsClient:
     """One aiohttp session for all https engines of the process. Redirects are not followed."""
 
-    def __init__(self, *, connections_max: int) -> None:
+    def __init__(self, *, connections_max: int, context: ssl.SSLContext | None = None) -> None:
+        """`context` trusts other authorities than the system's."""
         self._connections_max = connections_max
+        self._context = context
         self._session: aiohttp.ClientSession | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -73,7 +76,9 @@ class TlsClient:
     def _session_now(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, limit_per_host=self._connections_max),
+                connector=aiohttp.TCPConnector(
+                    limit=0, limit_per_host=self._connections_max, ssl=self._context or True
+                ),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
                 auto_decompress=False,
                 trust_env=True,
