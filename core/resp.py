@@ -104,11 +104,11 @@ class _Connection(asyncio.Protocol):
         self._push = push
         self._reader = hiredis.Reader(replyError=RespError, notEnoughData=_MORE)
         self._transport: asyncio.Transport | None = None
-        self._pending: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._pending: deque[tuple[asyncio.Future[Any] | None, float]] = deque()  # None: nobody waits
         self._out: list[bytes] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._heard = self._loop.time()
-        self._overdue: asyncio.Future[Any] | None = None
+        self._overdue: tuple[asyncio.Future[Any] | None, float] | None = None
         self._open = False
         self.pushing = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
@@ -129,6 +129,12 @@ class _Connection(asyncio.Protocol):
         self._pending.append((future, self._loop.time()))
         self.write(packed)
         return future
+
+    def post(self, packed: bytes) -> None:
+        """Send and forget; without a connection it is not sent."""
+        if self._open and len(self._pending) < self._in_flight_max:
+            self._pending.append((None, self._loop.time()))
+            self.write(packed)
 
     def write(self, packed: bytes) -> None:
         if not self._out:
@@ -157,7 +163,7 @@ class _Connection(asyncio.Protocol):
             self.abort("an answer without a call")
         else:
             future, _ = self._pending.popleft()
-            if not future.done():
+            if future is not None and not future.done():
                 if isinstance(reply, RespError):
                     _fail(future, RespUnavailable(str(reply)) if str(reply).startswith(NOT_NOW) else reply)
                 else:
@@ -174,7 +180,7 @@ class _Connection(asyncio.Protocol):
         A call has to be overdue twice in a row: after the loop itself was held up, its answer may lie unread.
         """
         if self._pending and now - self._pending[0][1] >= self._timeout_s:
-            oldest = self._pending[0][0]
+            oldest = self._pending[0]
             if self._overdue is oldest:
                 self.abort(f"no answer from Valkey within {self._timeout_s:g} s")
             self._overdue = oldest
@@ -191,7 +197,8 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
         pending, self._pending = self._pending, deque()
         for future, _ in pending:
-            _fail(future, RespUnavailable(reason))
+            if future is not None:
+                _fail(future, RespUnavailable(reason))
         if not self.lost.done():
             self.lost.set_result(None)
 
@@ -263,6 +270,11 @@ class RespClient:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         _fail(future, RespUnavailable("not connected to Valkey"))
         return future
+
+    def post(self, packed: bytes) -> None:
+        """Send one command made by `pack` and forget it: nobody learns whether it was executed, or even sent."""
+        if self._connection is not None:
+            self._connection.post(packed)
 
     async def eval(self, what: Script, keys: Sequence[Part], args: Sequence[Part]) -> Any:
         """Run the script by its name, with its text when the server does not have it."""

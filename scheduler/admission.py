@@ -44,6 +44,9 @@ class _Ask(msgspec.Struct, gc=False):
     started: float
 
 
+GRANTED, CONCURRENCY = int(Code.GRANTED), DemandKind.CONCURRENCY  # looked up once: the hot path compares with them
+
+
 class Admission:
     """The door of one gateway process.
 
@@ -175,8 +178,12 @@ class Admission:
         key = ask.key
         self._asking.add(key)
         try:
-            reply = await self._send(ask, ask.wait_s)
-            if reply[0] != Code.GRANTED:
+            call = self._encode(ask, ask.wait_s)
+            try:
+                reply = await self._client.send(call)
+            except RespError as error:
+                reply = await self._send_again(call, error)
+            if reply[0] != GRANTED:
                 reply = await self._insist(ask, reply)
         except RespUnavailable:
             return self._decide_alone(ask)
@@ -205,7 +212,7 @@ class Admission:
         charge = REMOVE if charge_nano is None else str(charge_nano)
         if self._upkeep.ready and packed.epoch == self._upkeep.epoch:
             self._recent[grant.key] = (packed.tenant, charge)
-            self._client.send(commands.release_call(packed.release, grant.key, charge))
+            self._client.post(commands.release_call(packed.release, grant.key, charge))
         else:
             self._give_back(grant.key, packed.tenant, charge)
 
@@ -246,24 +253,21 @@ class Admission:
         prepared.packed = packed
         return packed
 
-    async def _send(self, ask: _Ask, wait_s: float) -> list[Any]:
-        """Call the script; whatever keeps it from answering is `RespUnavailable`."""
-        call = commands.acquire_call(ask.packed.acquire, ask.key, ask.tier, ask.hold, max(0, int(wait_s * 1_000_000)))
-        try:
-            reply: list[Any] = await self._client.send(call)
-        except RespError as error:
-            if not str(error).startswith("NOSCRIPT"):
-                if not self._static.away:
-                    log.warning("admission.failed", error=str(error))
-                raise RespUnavailable(str(error)) from error
-        else:
-            return reply
+    def _encode(self, ask: _Ask, wait_s: float) -> bytes:
+        return commands.acquire_call(ask.packed.acquire, ask.key, ask.tier, ask.hold, max(0, int(wait_s * 1_000_000)))
+
+    async def _send_again(self, call: bytes, error: RespError) -> list[Any]:
+        """Load the scripts that the server has lost; whatever else keeps it from answering is `RespUnavailable`."""
+        if not str(error).startswith("NOSCRIPT"):
+            if not self._static.away:
+                log.warning("admission.failed", error=str(error))
+            raise RespUnavailable(str(error)) from error
         try:
             for hot in commands.HOT:
                 await self._client.call("SCRIPT", "LOAD", hot.text)
-            reply = await self._client.send(call)
-        except RespError as error:
-            raise RespUnavailable(str(error)) from error
+            reply: list[Any] = await self._client.send(call)
+        except RespError as again:
+            raise RespUnavailable(str(again)) from again
         return reply
 
     async def _insist(self, ask: _Ask, reply: list[Any]) -> list[Any]:
@@ -289,7 +293,11 @@ class Admission:
                     raise self._refusal(ask, reply)
             if ask.packed.epoch != self._upkeep.epoch:
                 ask.packed = self._pack(ask.prepared, ask.packed.model, ask.packed.tenant)
-            reply = await self._send(ask, ask.wait_s - waited)
+            call = self._encode(ask, ask.wait_s - waited)
+            try:
+                reply = await self._client.send(call)
+            except RespError as error:
+                reply = await self._send_again(call, error)
         raise RespUnavailable("no decision")
 
     async def _wait(self, ask: _Ask, wait_s: float, estimate_s: int) -> WaitResult:
@@ -378,7 +386,7 @@ class Admission:
             del self._recent[next(iter(self._recent))]
 
     def _send_release(self, key: str, tenant: str, charge: str) -> None:
-        self._client.send(
+        self._client.post(
             commands.bare_release_call(key, charge, tenant=tenant, epoch=self._upkeep.epoch, replica=self._replica)
         )
 
@@ -396,7 +404,7 @@ class Admission:
             epoch=self._upkeep.epoch,
             replica=self._replica,
         )
-        self._client.send(call)
+        self._client.post(call)
 
     def _on_ready(self, ready: bool) -> None:
         if ready:
@@ -427,7 +435,7 @@ def _limits(prepared: Prepared, reply: list[Any]) -> tuple[LimitState, ...]:
     states = []
     at = 3
     for demand in prepared.concurrencies:
-        states.append(LimitState(demand.counter, demand.limit, reply[at], 0, DemandKind.CONCURRENCY))
+        states.append(LimitState(demand.counter, demand.limit, reply[at], 0, CONCURRENCY))
         at += 1
     for demand in prepared.rates:
         states.append(LimitState(demand.counter, demand.limit, reply[at], reply[at + 1]))

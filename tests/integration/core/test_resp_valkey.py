@@ -79,3 +79,11 @@ async def test_works_on_the_loop_of_the_gateway(valkey: Path) -> None:
             return runner.run(ping())
 
     assert await asyncio.to_thread(on_uvloop) in {"PONG", b"PONG"}
+
+
+async def test_a_posted_command_is_executed_in_its_place(client: RespClient) -> None:
+    answers = [client.call("INCR", "posted")]
+    client.post(pack("INCR", "posted"))
+    client.post(pack("LPUSH", "posted", "x"))  # an error nobody hears
+    answers.append(client.call("INCR", "posted"))
+    assert await asyncio.gather(*answers) == [1, 3]
