@@ -14,16 +14,18 @@ def rate(usage: TokenUsage, s: PriceSchedule) -> int:
     Raises:
         ValueError: a part is negative, or the amount is beyond what one event may be (9,000,000 units).
     """
-    if min(usage.input_uncached, usage.input_cached, usage.input_cache_write, usage.output, usage.reasoning) < 0:
+    fresh, cached, written = usage.input_uncached, usage.input_cached, usage.input_cache_write
+    output, reasoning = usage.output, usage.reasoning
+    if fresh < 0 or cached < 0 or written < 0 or output < 0 or reasoning < 0:
         raise ValueError("a token count is negative")
-    if usage.input_total + usage.output_total == 0:
+    if fresh + cached + written + output + reasoning == 0:
         return 0
     pico = (
-        usage.input_uncached * s.input
-        + usage.input_cached * s.cached_input
-        + usage.input_cache_write * s.cache_write
-        + usage.output * s.output
-        + usage.reasoning * s.reasoning
+        fresh * s.input
+        + cached * s.cached_input
+        + written * s.cache_write
+        + output * s.output
+        + reasoning * s.reasoning
         + s.request
     )
     if pico > MAX_EVENT_PICO:
@@ -49,8 +51,6 @@ def charge(usage: TokenUsage, s: PriceSchedule, outcome: Outcome) -> int:
 
 def worst_case(s: PriceSchedule, prompt_tokens: int, output_tokens: int) -> int:
     """Return the most that such a call can cost, in pico: no cache hit, every token of the dearest kind."""
-    return (
-        prompt_tokens * max(s.input, s.cached_input, s.cache_write)
-        + output_tokens * max(s.output, s.reasoning)
-        + s.request
-    )
+    dearest_input = max(s.input, s.cached_input, s.cache_write)
+    dearest_output = max(s.reasoning, s.output)
+    return prompt_tokens * dearest_input + output_tokens * dearest_output + s.request

@@ -24,6 +24,7 @@ CACHED = (
 )
 CACHE_WRITE = (("prompt_tokens_details", "cache_write_tokens"), ("prompt_tokens_details", "cache_creation_tokens"))
 REASONING = (("completion_tokens_details", "reasoning_tokens"), ("", "reasoning_tokens"))
+_PARTED = frozenset(container or member for container, member in (*CACHED, *CACHE_WRITE, *REASONING))
 
 
 class UsageRejected(ValueError):  # noqa: N818 - it says what happened to the report
@@ -45,6 +46,8 @@ def normalise(raw: Mapping[str, Any]) -> TokenUsage:
     """
     report = _report(raw)
     prompt, completion = _totals(report)
+    if _PARTED.isdisjoint(report):
+        return TokenUsage(prompt, 0, 0, completion, 0)
     cached = _part(report, CACHED)
     written = _part(report, CACHE_WRITE)
     reasoning = _part(report, REASONING)
@@ -108,7 +111,7 @@ def _count(holder: Mapping[str, Any], member: str) -> int | None:
     value = holder.get(member)
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool):
+    if type(value) is not int:
         raise UsageRejected(f"{member} is not a whole number")
     if not 0 <= value <= TOKENS_MAX:
         raise UsageRejected(f"{member} {value} is not a possible count")

@@ -75,7 +75,7 @@ def resolve(directory: Directory, admission: Admission, principal: Principal, ca
     Raises:
         PlatformError: 404 with the models the key may use, 403 for tier or model, 400 for an endpoint it lacks.
     """
-    key = (principal.key_id, call.model, call.tier, call.endpoint)
+    key = (principal.key_id.int, call.model, call.tier, call.endpoint)
     offer = directory.offers.get(key)
     if offer is None or offer.principal is not principal:
         offer = _resolve(directory, admission, principal, call)

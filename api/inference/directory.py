@@ -39,13 +39,13 @@ class Directory:
         self.revision = -1
         self.loaded = False
         self.fresh_at = 0.0  # monotonic time of the last successful look at Postgres
-        self.offers: dict[tuple[UUID, str, Tier | None, str], Offer] = {}
+        self.offers: dict[tuple[int, str, Tier | None, str], Offer] = {}  # by key id, as a number: quick to hash
 
     def changed(self) -> None:
         """Forget what was derived."""
         self.offers.clear()
 
-    def remember(self, key: tuple[UUID, str, Tier | None, str], offer: Offer) -> None:
+    def remember(self, key: tuple[int, str, Tier | None, str], offer: Offer) -> None:
         if len(self.offers) >= OFFERS_MAX:
             self.offers.clear()
         self.offers[key] = offer

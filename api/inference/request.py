@@ -80,7 +80,12 @@ def parse(endpoint: str, raw: bytes) -> Call:
         raise _unknown(endpoint, members)
     own = {name: members.pop(name) for name in members.keys() & OURS_FOR_CALLERS}
     body = _encode(members)
-    if _quotes(raw) != _quotes(body) + _quotes(_encode(own)):
+    text = _encode(own)
+    if b"\\" in raw:
+        same = _quotes(raw) == _quotes(body) + _quotes(text)
+    else:  # nothing in it is escaped: every quote delimits a string
+        same = raw.count(b'"') == body.count(b'"') + text.count(b'"')
+    if not same:
         raise errors.invalid("The body names a member twice. Every name may stand once in its object.")
     return _call(endpoint, members, own, body[:-1], len(raw))
 

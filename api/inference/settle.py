@@ -183,7 +183,7 @@ def answer(job: Job, client: Client, relay: Relay | None, bill: Bill | None, err
         if job.call.endpoint != "tokenize":
             extra += b"X-Tidegate-Cost: %b %b\r\n" % (
                 format_pico(bill.pico).encode(),
-                job.schedule.currency.value.encode(),
+                job.schedule.currency.encode(),
             )
         client.respond(200, public_body(job, relay), extra)
 
@@ -239,7 +239,7 @@ def note(  # noqa: PLR0917 - one line of the log needs all of it
         metrics.refusals[error.code] = metrics.refusals.get(error.code, 0) + 1
     pico = 0
     if bill is not None:
-        outcome = bill.outcome.value
+        outcome = bill.outcome
         metrics.outcomes[outcome] = metrics.outcomes.get(outcome, 0) + 1
         tokens, usage = metrics.tokens, bill.usage
         tokens["input"] += usage.input_total

@@ -45,13 +45,14 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
     gateway.retries.earn()
     relay.deadline = gateway.now + gateway.settings.request_timeout_s
     gateway.relays.add(relay)
+    credentials = gateway.directory.credentials
     relay.call = gateway.upstream.send(
         target,
         PATHS[call.endpoint],
         call.for_engine(fields(job)),
         relay,
         request_id=job.public_id,
-        credential=gateway.directory.credentials.get(offer.model.deployment_id, ""),
+        credential=credentials.get(offer.model.deployment_id, "") if credentials else "",
     )
     client.attach(relay.call)
     try:

@@ -113,7 +113,7 @@ def test_offers_are_bounded() -> None:
     who, model = principal(), served_model("m", "http://x")
     offer = Offer(who, model, Tier.STANDARD, None, b"")
     for _ in range(OFFERS_MAX + 5):
-        directory.remember((new_uuid(), "m", None, "chat"), offer)
+        directory.remember((new_uuid().int, "m", None, "chat"), offer)
     assert len(directory.offers) == 5
     directory.changed()
     assert not directory.offers
