@@ -85,8 +85,14 @@ def paste(line: str) -> str:
 
 def idle_pss_kb(processes: list[psutil.Process]) -> int:
     """Memory of all processes, shared pages counted once (Linux)."""
-    lines = [Path(f"/proc/{p.pid}/smaps_rollup").read_text(encoding="ascii").splitlines() for p in processes]
-    return sum(int(line.split()[1]) for found in lines for line in found if line.startswith("Pss:"))
+    total = 0
+    for process in processes:
+        try:
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+        except OSError:  # one of Postgres' short processes
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total
 
 
 async def ask_with_the_sdk(facts: dict[str, Any]) -> None:

@@ -19,6 +19,9 @@ from cli import home as homes
 from cli.embedded import postgres as pg
 from cli.embedded import programs
 from cli.embedded.wheels import package_folder
+from tests.short_paths import tmp_path
+
+__all__ = ["tmp_path"]  # the fixture
 
 
 @contextmanager
