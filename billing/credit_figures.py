@@ -5,6 +5,7 @@
 strings or go through HINCRBY, because Lua's own numbers turn into rounded text from 1e14 on.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ from core.money import nano_down, nano_up
 from core.resp import Part, RespClient, script
 
 IDS_PER_CALL = 500
+CALLS_AT_ONCE = 200
 SPOOL_PAGE = 5000
 SCAN_ROUNDS_MAX = 40
 OUT_SUM_MAX = 20_000  # entries that one script call adds up
@@ -124,12 +126,31 @@ def make_loader(sessions: Sessions, client: RespClient) -> Callable[[UUID], Awai
     return load
 
 
+Settlement = tuple[UUID, Balance | None, Sequence[UUID]]  # tenant, its balance now, its requests that are posted
+
+
 async def settle(client: RespClient, tenant_id: UUID, balance: Balance | None, ids: Sequence[UUID]) -> None:
     """Take posted requests out of the outstanding ones and set the new balance; repeating it changes nothing."""
-    figure: tuple[Part, ...] = (nano_down(balance.available_pico), balance.version) if balance else (0, 0)
-    for at in range(0, len(ids), IDS_PER_CALL):
-        names = [one.hex for one in ids[at : at + IDS_PER_CALL]]
-        await client.eval(SETTLE, _keys(tenant_id), (*figure, *names))
+    await settle_all(client, [(tenant_id, balance, ids)])
+
+
+async def settle_all(client: RespClient, settlements: Iterable[Settlement]) -> None:
+    """Settle many tenants, many calls in one write.
+
+    Raises:
+        RespUnavailable, RespError: some may be done; doing all again is safe.
+    """
+    calls = []
+    for tenant_id, balance, ids in settlements:
+        figure: tuple[Part, ...] = (nano_down(balance.available_pico), balance.version) if balance else (0, 0)
+        for at in range(0, len(ids), IDS_PER_CALL):
+            names = [one.hex for one in ids[at : at + IDS_PER_CALL]]
+            calls.append((_keys(tenant_id), (*figure, *names)))
+    for keys, args in calls[:1]:
+        await client.eval(SETTLE, keys, args)  # the server has the script now
+    for at in range(1, len(calls), CALLS_AT_ONCE):
+        chunk = calls[at : at + CALLS_AT_ONCE]
+        await asyncio.gather(*(client.call("EVALSHA", SETTLE.sha, 2, *keys, *args) for keys, args in chunk))
 
 
 async def register(client: RespClient, events: Iterable[UsageEvent]) -> None:

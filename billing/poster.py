@@ -5,6 +5,7 @@ and Valkey is told after each commit by a script that may be repeated. So it can
 """
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from billing import credit_figures
 from billing import spool_format as fmt
 from billing.metrics import PosterMetrics, poster_metrics
-from billing.posting import Posted, Posting
+from billing.posting import Posted, Posting, ensure_partitions
 from billing.spool_reader import SpoolReader
 from billing.types import UsageEvent
 from core import keyspace, logging, telemetry
@@ -33,6 +34,7 @@ BACKOFF_MIN_MS = 250
 BACKOFF_MAX_MS = 5000
 HOUSEKEEPING_S = 60
 REPORT_S = 10
+GC_THRESHOLDS = (50_000, 20, 50)  # a batch makes many objects at once, and no cycles
 UNSETTLED_MAX = 200  # batches whose settlement Valkey has not taken; beyond it the reconciliation does it
 PROCESS = "poster"
 EPOCH_NAME = "epoch"
@@ -81,7 +83,7 @@ class Poster:
 
     async def housekeep(self) -> None:
         """Once a minute: partitions ahead, figures reconciled, finished spools of ended replicas tidied."""
-        await self._posting.ensure_partitions()
+        await ensure_partitions(self._sessions, self._clock)
         for reader in self._readers.values():
             reader.tidy()
         self._metrics.spool_bytes.set(sum(fmt.unposted_bytes(reader.folder) for reader in self._readers.values()))
@@ -129,8 +131,7 @@ class Poster:
         """Tell Valkey of what is posted; tells whether nothing is left to tell."""
         while self._unsettled:
             try:
-                for tenant_id, balance, ids in self._unsettled[0].settlements:
-                    await credit_figures.settle(self._client, tenant_id, balance, ids)
+                await credit_figures.settle_all(self._client, self._unsettled[0].settlements)
             except (RespUnavailable, RespError) as error:
                 self._metrics.settle_failures.inc()
                 if len(self._unsettled) <= UNSETTLED_MAX:
@@ -245,4 +246,6 @@ def run(settings: Settings, ready: Callable[[], None]) -> None:
         await serve(settings, ready, stop)
 
     logging.configure(settings.log, PROCESS)
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     asyncio.run(main())

@@ -25,6 +25,7 @@ from core.money import Currency
 
 PRICE_CACHE_MAX = 1000
 HELD_LOGGED_MAX = 10  # per batch
+DAYS_AHEAD = 7
 _log = get_logger(__name__)
 
 
@@ -35,6 +36,14 @@ class Posted(msgspec.Struct, frozen=True):
     repeated: int
     quarantined: int
     settlements: tuple[tuple[UUID, Balance | None, tuple[UUID, ...]], ...]  # tenant, balance after, requests
+
+
+async def ensure_partitions(sessions: Sessions, clock: Clock, ahead: int = DAYS_AHEAD) -> None:
+    """Make the partitions of today and the days ahead, so that posting seldom has to."""
+    today = clock.now().astimezone(UTC).date()
+    for day in range(ahead + 1):
+        async with transaction(sessions) as session:
+            await posting_queries.ensure_partition(session, today + timedelta(days=day))
 
 
 class Posting:
@@ -67,11 +76,6 @@ class Posting:
                 return [await self._post(events, f"Postgres refused it ({_sqlstate(error)})")]
         half = len(events) // 2
         return [*await self.post(events[:half]), *await self.post(events[half:])]
-
-    async def ensure_partitions(self, ahead: int = 7) -> None:
-        """Make the partitions of today and the days ahead."""
-        today = self._clock.now().astimezone(UTC).date()
-        await self._make_days([(today + timedelta(days=day)).toordinal() for day in range(ahead + 1)])
 
     async def _make_days(self, days: Sequence[int]) -> None:
         for day in days:

@@ -245,8 +245,9 @@ def _balance(row: Row[Any]) -> Balance:
 
 async def balances(session: AsyncSession, tenant_ids: Sequence[UUID]) -> list[Balance]:
     """Return what these tenants may spend; tenants without an account are left out."""
-    statement = text(_BALANCES.format(where="p.tenant_id = ANY(:tenants)"))
-    rows = await session.execute(statement, {"tenants": list(tenant_ids), "page": len(tenant_ids)})
+    statement = text(_BALANCES.format(where="p.tenant_id = ANY(CAST(string_to_array(:tenants, ',') AS uuid[]))"))
+    tenants = ",".join(tenant.hex for tenant in tenant_ids)  # quicker than the driver's arrays
+    rows = await session.execute(statement, {"tenants": tenants, "page": len(tenant_ids)})
     return [_balance(row) for row in rows]
 
 

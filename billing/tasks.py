@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import credit_figures, queries, verify
+from billing import credit_figures, posting, queries, verify
 from core import outbox
 from core.db import transaction
 from core.logging import get_logger
@@ -33,6 +33,11 @@ async def verify_ledger(context: TaskContext) -> None:
         raise LedgerWrongError(f"{finding.table} {finding.row}")
 
 
+async def ensure_partitions(context: TaskContext) -> None:
+    """Make the partitions of usage events ahead; the poster makes one that is missing by itself."""
+    await posting.ensure_partitions(context.sessions, context.clock)
+
+
 async def note_key_use(context: TaskContext) -> None:
     """Tell the tenants' keys when they were used last, to the minute."""
     async with transaction(context.sessions) as session:
@@ -52,6 +57,7 @@ async def _refresh_credit(context: TaskContext, _session: AsyncSession, argument
 
 TASKS: tuple[Task, ...] = (
     Periodic("billing.verify_ledger", verify_ledger, every_s=3600, timeout_s=1800),
+    Periodic("billing.ensure_partitions", ensure_partitions, every_s=3600),
     Periodic("billing.note_key_use", note_key_use, every_s=300),
     Job(REFRESH_CREDIT, _refresh_credit, timeout_s=10),
 )

@@ -1,0 +1,91 @@
+"""How fast the poster drains a spool: real Postgres (fsync on) and Valkey on this machine, one poster.
+
+    python -m bench.spool_drain [events] [tenants]
+
+Prints events per second and the CPU time of the poster's own process per event; Postgres' share shows as the rest.
+"""
+
+import asyncio
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from prometheus_client import CollectorRegistry
+from psycopg import sql
+
+from billing.metrics import poster_metrics
+from billing.poster import Poster
+from cli.embedded import postgres as pg
+from cli.embedded import valkey as vk
+from core import db
+from core.clock import SystemClock
+from core.resp import RespClient
+from core.settings import Database
+from tests.factories import billing as make
+from tests.factories.billing_world import write
+
+
+@contextmanager
+def services(folder: Path) -> Iterator[tuple[Database, str]]:
+    """A migrated database and a Valkey, both with their durable defaults."""
+    files = pg.PostgresFiles(folder / "pg", secrets.token_hex(16), secrets.token_hex(16))
+    pg.initialise(files)
+    port = pg.free_port()
+    process = pg.start(files, port)
+    valkey = vk.start(folder / "valkey", folder / "valkey.sock")
+    try:
+        pg.wait_ready(files, port, lambda: process.poll() is None)
+        vk.wait_ready(folder / "valkey", folder / "valkey.sock", lambda: valkey.poll() is None)
+        owner = pg.url(files, port, "owner", "postgres")
+        with psycopg.connect(owner, autocommit=True) as connection:
+            role = sql.SQL("CREATE ROLE tidegate_app LOGIN PASSWORD {}").format(sql.Literal(files.app_password))
+            connection.execute(role)
+        db.migrate(owner)
+        url = pg.url(files, port, "app", "postgres")
+        yield Database.model_validate({"url": url, "owner_url": owner}), f"unix://{folder / 'valkey.sock'}"
+    finally:
+        vk.stop(valkey)
+        pg.stop(process)
+
+
+async def drain(database: Database, valkey_url: str, spool_dir: Path, events: int, tenants: int) -> dict[str, float]:
+    """Fill a spool with that many events of that many tenants, and time the poster until it is empty."""
+    engine = db.create_engine(database)
+    sessions = db.create_sessions(engine)
+    client = await RespClient.connect(valkey_url)
+    prices = await make.publish_prices(sessions)
+    ids = [await make.tenant(sessions, "100000") for _ in range(tenants)]
+    schedules = {tenant: make.schedule(prices, tenant) for tenant in ids}
+    await write(
+        spool_dir / "bench",
+        [make.event(ids[n % tenants], schedules[ids[n % tenants]]) for n in range(events)],
+        segment_bytes=8 * 1024 * 1024,
+    )
+    poster = Poster(sessions, client, spool_dir, SystemClock(), poster_metrics(CollectorRegistry()))
+    cpu_s, wall_s, done = time.process_time(), time.perf_counter(), 0
+    while count := await poster.step():
+        done += count
+    cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    await client.close()
+    await engine.dispose()
+    return {"events_per_s": done / wall_s, "poster_cpu_us_per_event": cpu_s / done * 1e6, "events": done}
+
+
+def main() -> None:
+    events = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    tenants = int(sys.argv[2]) if len(sys.argv) > 2 else 20
+    with tempfile.TemporaryDirectory(prefix="tg-drain-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with services(folder) as (database, valkey_url):
+            figures = asyncio.run(drain(database, valkey_url, folder / "spool", events, tenants))
+    print(" ".join(f"{name}={value:,.1f}" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()
