@@ -44,10 +44,11 @@ if known and tonumber(known) < tonumber(ARGV[2]) then redis.call('HSET', KEYS[1]
 return 1
 """)
 
-# KEYS: credit, out. ARGV: a, v, '1' to set them even when v is not newer. Makes the figure when there is none.
+# KEYS: credit, out. ARGV: a, v, '1' to set them also when v is the same. Makes the figure when there is none.
 SET_FIGURE = script("""
 local known = redis.call('HGET', KEYS[1], 'v')
-if known and ARGV[3] ~= '1' and tonumber(known) >= tonumber(ARGV[2]) then return 0 end
+if known and tonumber(known) > tonumber(ARGV[2]) then return 0 end
+if known and tonumber(known) == tonumber(ARGV[2]) and ARGV[3] ~= '1' then return 0 end
 if redis.call('HEXISTS', KEYS[1], 'o') == 0 then
   redis.call('HSET', KEYS[1], 'o', '0')
   for _, nano in ipairs(redis.call('HVALS', KEYS[2])) do redis.call('HINCRBY', KEYS[1], 'o', nano) end
@@ -91,9 +92,9 @@ def _keys(tenant_id: UUID) -> tuple[str, str]:
     return keyspace.credit(tenant_id), keyspace.outstanding(tenant_id)
 
 
-async def set_figure(client: RespClient, balance: Balance, *, force: bool = False) -> None:
-    """Make or move forward a tenant's figure."""
-    arguments: tuple[Part, ...] = (nano_down(balance.available_pico), balance.version, "1" if force else "")
+async def set_figure(client: RespClient, balance: Balance, *, correct: bool = False) -> None:
+    """Make or move forward a tenant's figure; `correct` sets one of the same version anew. A newer one stays."""
+    arguments: tuple[Part, ...] = (nano_down(balance.available_pico), balance.version, "1" if correct else "")
     await client.eval(SET_FIGURE, _keys(balance.tenant_id), arguments)
 
 
@@ -178,33 +179,35 @@ async def reconcile(sessions: Sessions, client: RespClient, clock: Clock) -> Dri
     while True:
         async with transaction(sessions) as session:
             page = await queries.balances_after(session, last)
-        for balance in page:
-            await _reconcile_tenant(sessions, client, clock, balance, drift)
+        known = await asyncio.gather(*(client.call("HMGET", _keys(b.tenant_id)[0], "a", "v") for b in page))
+        for balance, (a, v) in zip(page, known, strict=True):
+            if a is not None:  # else nobody asked for it yet
+                drift.tenants += 1
+                await _correct_figure(client, balance, (int(a), int(v)), drift)
+                await _drop_leftovers(sessions, client, clock, balance.tenant_id, drift)
         if len(page) < queries.PAGE_MAX:
-            break
+            return drift
         last = page[-1].tenant_id
-    return drift
 
 
-async def _reconcile_tenant(
-    sessions: Sessions, client: RespClient, clock: Clock, balance: Balance, drift: Drift
-) -> None:
-    credit, out = _keys(balance.tenant_id)
-    known = await client.call("HMGET", credit, "a", "v")
-    if known[0] is None:
-        return  # nobody asked for it yet
-    drift.tenants += 1
-    version, right = int(known[1]), nano_down(balance.available_pico)
-    if version <= balance.version and int(known[0]) != right:
-        if version == balance.version:
-            drift.figures += 1
-            drift.figures_nano += abs(int(known[0]) - right)
-        await set_figure(client, balance, force=version == balance.version)
+async def _correct_figure(client: RespClient, balance: Balance, known: tuple[int, int], drift: Drift) -> None:
+    nano, version = known
+    right = nano_down(balance.available_pico)
+    if version > balance.version or nano == right:
+        return  # moved forward since the ledger was read, or right
+    if version == balance.version:
+        drift.figures += 1
+        drift.figures_nano += abs(nano - right)
+    await set_figure(client, balance, correct=True)
+
+
+async def _drop_leftovers(sessions: Sessions, client: RespClient, clock: Clock, tenant_id: UUID, drift: Drift) -> None:
+    credit, out = _keys(tenant_id)
     old = await _old_entries(client, out, clock.now() - timedelta(seconds=SETTLED_AFTER_S))
     if old:
         async with transaction(sessions) as session:
-            posted = await queries.settled_ids(session, balance.tenant_id, old, uuid7_time(min(old)))
-        await settle(client, balance.tenant_id, None, sorted(posted))
+            posted = await queries.settled_ids(session, tenant_id, old, uuid7_time(min(old)))
+        await settle(client, tenant_id, None, sorted(posted))
         drift.leftovers += len(posted)
     if await client.eval(RESUM, (credit, out), (OUT_SUM_MAX,)):
         drift.sums += 1

@@ -32,8 +32,8 @@ BUSY_WAIT_MS = 100  # between two batches that were not full: gathers some more 
 IDLE_WAIT_MS = 200
 BACKOFF_MIN_MS = 250
 BACKOFF_MAX_MS = 5000
-HOUSEKEEPING_S = 60
-REPORT_S = 10
+REPORT_MS = 10_000
+HOUSEKEEPING_ROUNDS = 6  # of these make a minute
 GC_THRESHOLDS = (50_000, 20, 50)  # a batch makes many objects at once, and no cycles
 UNSETTLED_MAX = 200  # batches whose settlement Valkey has not taken; beyond it the reconciliation does it
 PROCESS = "poster"
@@ -84,7 +84,7 @@ class Poster:
     async def housekeep(self) -> None:
         """Once a minute: partitions ahead, figures reconciled, finished spools of ended replicas tidied."""
         await ensure_partitions(self._sessions, self._clock)
-        for reader in self._readers.values():
+        for reader in list(self._readers.values()):
             reader.tidy()
         self._metrics.spool_bytes.set(sum(fmt.unposted_bytes(reader.folder) for reader in self._readers.values()))
         try:
@@ -182,7 +182,7 @@ async def serve(settings: Settings, ready: Callable[[], None], stop: asyncio.Eve
     ready()
     _log.info("poster.started", spool_dir=str(settings.spool_dir))
     try:
-        await _repeat(poster, clock, stop, lambda: telemetry.write_snapshot(registry, settings, PROCESS))
+        await _repeat(poster, stop, lambda: telemetry.write_snapshot(registry, settings, PROCESS))
     finally:
         await client.close()
         await engine.dispose()
@@ -202,17 +202,12 @@ async def _only_one(spool_dir: Path, stop: asyncio.Event) -> int | None:
     return None
 
 
-async def _repeat(poster: Poster, clock: Clock, stop: asyncio.Event, report: Callable[[], None]) -> None:
-    backoff_ms, housekept, reported = BACKOFF_MIN_MS, None, None
+async def _repeat(poster: Poster, stop: asyncio.Event, report: Callable[[], None]) -> None:
+    housekeeping = asyncio.create_task(_keep_house(poster, stop, report))
+    backoff_ms = BACKOFF_MIN_MS
     while not stop.is_set():
-        if reported is None or clock.monotonic() - reported >= REPORT_S:
-            report()
-            reported = clock.monotonic()
         try:
             count = await poster.step()
-            if housekept is None or clock.monotonic() - housekept >= HOUSEKEEPING_S:
-                await poster.housekeep()
-                housekept = clock.monotonic()
         except TROUBLE as error:
             _log.warning("poster.waits", error=type(error).__name__, retry_ms=backoff_ms)
             await _pause(stop, backoff_ms)
@@ -221,12 +216,27 @@ async def _repeat(poster: Poster, clock: Clock, stop: asyncio.Event, report: Cal
         backoff_ms = BACKOFF_MIN_MS
         if count < BATCH_EVENTS:
             await _pause(stop, BUSY_WAIT_MS if count else IDLE_WAIT_MS)
+    await housekeeping
     for _ in range(1000):  # a clean stop leaves nothing behind that can be posted now
         try:
             if not await poster.step():
                 return
         except TROUBLE:
             return
+
+
+async def _keep_house(poster: Poster, stop: asyncio.Event, report: Callable[[], None]) -> None:
+    """Beside the posting, so that it delays no event: figures to the file often, the rest each minute."""
+    rounds = 0
+    while not stop.is_set():
+        try:
+            if rounds % HOUSEKEEPING_ROUNDS == 0:
+                await poster.housekeep()
+            report()
+        except (*TROUBLE, RespUnavailable, RespError) as error:
+            _log.warning("poster.housekeeping_failed", error=type(error).__name__)
+        rounds += 1
+        await _pause(stop, REPORT_MS)
 
 
 async def _pause(stop: asyncio.Event, ms: int) -> None:
