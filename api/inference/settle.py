@@ -43,13 +43,13 @@ async def settle(gateway: Gateway, job: Job, request: Request, client: Client, e
     if error is None and relay is not None:
         error = relay.error
     bill = None
-    if relay is not None:
+    if relay is not None and job.call.endpoint != "tokenize":  # which costs nothing and is no generation
         bill = await make_bill(gateway, job, relay, error)
     status = CLIENT_LEFT_STATUS if error is CLIENT_LEFT else errors.status_of(error) if error else 200
-    durable = record(gateway, job, bill, status) if bill is not None and job.call.endpoint != "tokenize" else None
+    durable = record(gateway, job, bill, status) if bill is not None else None
     grant, job.grant = job.grant, None
     if grant is not None:
-        gateway.admission.release(grant, nano_up(bill.pico) if durable is not None and bill is not None else None)
+        gateway.admission.release(grant, nano_up(bill.pico) if bill is not None else None)
     if durable is not None and not client.gone:
         await wait_durable(gateway, durable)
     if not client.gone:
@@ -178,9 +178,9 @@ def answer(job: Job, client: Client, relay: Relay | None, bill: Bill | None, err
         if job.call.include_usage and bill is not None:
             tail = usage_chunk(relay.events.closing_facts, job.offer.model.name, shown_usage(relay, job, bill)) + DONE
         client.end_stream(tail)
-    elif relay is not None and bill is not None:
+    elif relay is not None:
         extra = stream.stream_headers(job)
-        if job.call.endpoint != "tokenize":
+        if bill is not None:
             extra += b"X-Tidegate-Cost: %b %b\r\n" % (
                 format_pico(bill.pico).encode(),
                 job.schedule.currency.encode(),

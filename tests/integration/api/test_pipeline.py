@@ -152,6 +152,18 @@ async def test_tokenize_is_admitted_and_not_billed(stack: Stack) -> None:
     assert answer.json()["count"] == 2
     assert not stack.rig.spool.events
     assert list(stack.rig.admission.charges.values()) == [None]
+    assert not stack.rig.gateway.metrics.outcomes
+    assert "x-tidegate-cost" not in answer.headers
+
+
+async def test_tokenize_has_one_shape_also_where_the_engine_speaks_another(stack: Stack) -> None:
+    url = stack.rig.models["sim"].base_url
+    stack.rig.models["llama"] = served_model("llama", url, engine=EngineKind.LLAMA_CPP, context_max=512)
+    answer = await stack.client.post("/tokenize", json={"model": "llama", "prompt": "12345678"})
+    assert answer.json() == {"count": 2, "max_model_len": 512, "tokens": [0, 1]}
+    templated = await stack.client.post("/tokenize", json={"model": "llama", "messages": chat("x")["messages"]})
+    assert templated.status_code == 502  # the simulator has no chat template to apply
+    assert not stack.rig.spool.events
 
 
 # ---- refusals
