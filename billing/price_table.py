@@ -15,6 +15,7 @@ from core.tiers import Tier
 
 MAX_DECIMALS = 6
 TOKENS_PER_PRICE = 1_000_000
+NEVER_US = 2**63 - 1
 MAX_UNIT_PICO = 10**12  # the column's bound: 1,000,000 per million tokens, or 1 per request
 
 Offer = tuple[UUID, Tier]
@@ -146,6 +147,12 @@ class PriceTable:
         starts, versions = timeline
         place = bisect_right(starts, self.as_of_us if at_us is None else at_us)
         return versions[place - 1].schedule(model_id, tier, tenant_id) if place else None
+
+    def next_change_us(self, currency: Currency, at_us: int) -> int:
+        """Return the instant after `at_us` at which other prices take effect; `NEVER_US` when none are published."""
+        starts, _ = self._timelines.get(currency, ((), ()))
+        place = bisect_right(starts, at_us)
+        return starts[place] if place < len(starts) else NEVER_US
 
 
 EMPTY_TABLE = PriceTable((), as_of_us=0)

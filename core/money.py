@@ -51,8 +51,8 @@ def parse_pico(text: str, *, param: str = "amount") -> int:
 
 def format_pico(pico: int) -> str:
     """Return the amount with exactly 12 decimals, e.g. ``0.012258000000``."""
-    sign, digits = ("-", -pico) if pico < 0 else ("", pico)
-    return f"{sign}{digits // PICO_PER_UNIT}.{digits % PICO_PER_UNIT:012d}"
+    digits = f"{abs(pico):013d}"
+    return f"{'-' if pico < 0 else ''}{digits[:-12]}.{digits[-12:]}"
 
 
 def nano_up(pico: int) -> int:

@@ -10,6 +10,7 @@ from api.inference.request import Call
 from billing.types import PriceSchedule
 from catalog.types import ServedModel
 from core.errors import ErrorKind, PlatformError
+from core.tiers import Tier
 from engine.usage import CHOICES_UNCOUNTED
 from tenants import quotas
 from tenants.api_keys import well_formed
@@ -69,16 +70,16 @@ def _in_networks(address: str, networks: tuple[str, ...]) -> bool:
     return any(found in ip_network(network, strict=False) for network in networks)
 
 
-def resolve(directory: Directory, admission: Admission, principal: Principal, call: Call) -> Offer:
-    """Return the model's deployment, the tier, and what goes with them.
+def resolve(directory: Directory, admission: Admission, principal: Principal, call: Call, now_us: int) -> Offer:
+    """Return the model's deployment, the tier, and the price, which this request keeps whatever is published meanwhile.
 
     Raises:
         PlatformError: 404 with the models the key may use, 403 for tier or model, 400 for an endpoint it lacks.
     """
     key = (principal.key_id.int, call.model, call.tier, call.endpoint)
     offer = directory.offers.get(key)
-    if offer is None or offer.principal is not principal:
-        offer = _resolve(directory, admission, principal, call)
+    if offer is None or now_us >= offer.until_us or offer.principal is not principal:
+        offer = _resolve(directory, admission, principal, call, now_us)
         directory.remember(key, offer)
     if call.max_tokens > offer.model.context_max:
         raise errors.invalid(
@@ -90,7 +91,7 @@ def resolve(directory: Directory, admission: Admission, principal: Principal, ca
     return offer
 
 
-def _resolve(directory: Directory, admission: Admission, principal: Principal, call: Call) -> Offer:
+def _resolve(directory: Directory, admission: Admission, principal: Principal, call: Call, now_us: int) -> Offer:
     model = find_model(directory, principal, call.model)
     if call.endpoint not in model.endpoints and call.endpoint != "tokenize":
         served = ", ".join(sorted(model.endpoints))
@@ -103,27 +104,27 @@ def _resolve(directory: Directory, admission: Admission, principal: Principal, c
             f"This API key may not use the tier {tier.label!r}.",
             param="service_tier",
         )
+    schedule, until_us = _price(directory, principal, model, tier, now_us)
     prepared = admission.prepare(quotas.demands(principal, model))
-    return Offer(principal, model, tier, prepared, engine_fields(principal, model, tier, call.endpoint))
+    fields = engine_fields(principal, model, tier, call.endpoint)
+    return Offer(principal, model, tier, schedule, until_us, prepared, fields)
 
 
-def price(directory: Directory, offer: Offer, now_us: int) -> PriceSchedule:
-    """Return the prices in force now, which this request keeps whatever is published while it runs.
-
-    Raises:
-        PlatformError: 403 for a tier without a published price.
-    """
-    principal, model, tier = offer.principal, offer.model, offer.tier
+def _price(
+    directory: Directory, principal: Principal, model: ServedModel, tier: Tier, now_us: int
+) -> tuple[PriceSchedule, int]:
+    """The prices in force, and when others take their place; a tier without a published price is refused."""
     prices = directory.prices
-    found = prices and prices.schedule(model.model_id, tier, principal.currency, principal.tenant_id, now_us)
-    if not isinstance(found, PriceSchedule):
-        raise PlatformError(
-            "TIER_NOT_PRICED",
-            ErrorKind.FORBIDDEN,
-            f"The model {model.name!r} has no price for the tier {tier.label!r}.",
-            param="service_tier",
-        )
-    return found
+    if prices is not None:
+        found = prices.schedule(model.model_id, tier, principal.currency, principal.tenant_id, now_us)
+        if found is not None:
+            return found, prices.next_change_us(principal.currency, now_us)
+    raise PlatformError(
+        "TIER_NOT_PRICED",
+        ErrorKind.FORBIDDEN,
+        f"The model {model.name!r} has no price for the tier {tier.label!r}.",
+        param="service_tier",
+    )
 
 
 def find_model(directory: Directory, principal: Principal, name: str) -> ServedModel:

@@ -32,7 +32,7 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
     if call.endpoint != "tokenize":  # which costs nothing
         money = holds.demand(
             offer.principal.tenant_id,
-            job.schedule,
+            job.offer.schedule,
             prompt_tokens=estimate.prompt_tokens(call, model),
             output_tokens=estimate.output_tokens(call, model),
         )

@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from api.inference.ports import Prices
+from billing.types import PriceSchedule
 from catalog.types import EngineKind, ServedModel
 from core.tiers import Tier
 from tenants.types import Principal
@@ -16,14 +17,17 @@ OFFERS_MAX = 50_000
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False):
-    """A principal's use of a model at a tier; cached until anything changes. The price is looked up for each request.
+    """A principal's use of a model at a tier, with its price; cached until anything changes.
 
-    `fields` are our members of the engine's JSON that do not depend on the request.
+    It holds until `until_us`, when prices published ahead take effect. `fields` are our members of the engine's JSON
+    that do not depend on the request.
     """
 
     principal: Principal
     model: ServedModel
     tier: Tier
+    schedule: PriceSchedule
+    until_us: int
     prepared: Any
     fields: bytes
 

@@ -7,7 +7,6 @@ from api.inference.directory import Offer
 from api.inference.relay import Relay
 from api.inference.request import Call
 from api.inference.wire import Head
-from billing.types import PriceSchedule
 from core.ids import IdKind
 from tenants.types import Principal
 
@@ -63,14 +62,12 @@ class Job:
         "principal",
         "public_id",
         "relay",
-        "schedule",
         "started",
     )
 
     principal: Principal
     call: Call
     offer: Offer
-    schedule: PriceSchedule  # frozen in stage two
 
     def __init__(self, request_id: UUID, started: float) -> None:
         self.id = request_id

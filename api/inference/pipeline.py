@@ -6,7 +6,7 @@ No stage calls another; each lives in a module of its own and gets what the stag
 import asyncio
 
 from api.inference import errors, settle
-from api.inference.access import authenticate, price, resolve
+from api.inference.access import authenticate, resolve
 from api.inference.admit import admit
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Job, Request
@@ -31,8 +31,7 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
         job.principal = principal
         # 2. resolve: model → deployment, tier, and the price frozen for this request.
         job.call = call = parse(request.endpoint, request.body)
-        job.offer = resolve(gateway.directory, gateway.admission, principal, call)
-        job.schedule = price(gateway.directory, job.offer, now_us)
+        job.offer = resolve(gateway.directory, gateway.admission, principal, call, now_us)
         # 3. inspect: the project's policy on the prompt; most projects have none.
         if gateway.inspectors and (inspect := gateway.inspectors.get(principal.project_id)) is not None:
             await inspect(principal, call)

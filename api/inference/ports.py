@@ -70,6 +70,8 @@ class Prices(Protocol):
         self, model_id: UUID, tier: Tier, currency: Currency, tenant_id: UUID, at_us: int | None = None
     ) -> PriceSchedule | None: ...
 
+    def next_change_us(self, currency: Currency, at_us: int) -> int: ...
+
 
 class States(Protocol):
     """The controller's view of deployments."""

@@ -44,14 +44,15 @@ async def settle(gateway: Gateway, job: Job, request: Request, client: Client, e
         error = relay.error
     bill = None
     if relay is not None and job.call.endpoint != "tokenize":  # which costs nothing and is no generation
-        bill = await make_bill(gateway, job, relay, error)
+        bill = make_bill(job, relay, error) or await counted_bill(gateway, job, relay, error)
     status = CLIENT_LEFT_STATUS if error is CLIENT_LEFT else errors.status_of(error) if error else 200
     durable = record(gateway, job, bill, status) if bill is not None else None
     grant, job.grant = job.grant, None
     if grant is not None:
         gateway.admission.release(grant, nano_up(bill.pico) if bill is not None else None)
     if durable is not None and not client.gone:
-        await wait_durable(gateway, durable)
+        gateway.durable.add(durable)
+        note_durable(gateway, await durable)
     if not client.gone:
         answer(job, client, relay, bill, error)
     note(gateway, job, request, bill, status, error)
@@ -60,8 +61,8 @@ async def settle(gateway: Gateway, job: Job, request: Request, client: Client, e
 # ---- the bill
 
 
-async def make_bill(gateway: Gateway, job: Job, relay: Relay, error: PlatformError | None) -> Bill:
-    """Judge the ending, and rate what was used at the price frozen in stage two."""
+def make_bill(job: Job, relay: Relay, error: PlatformError | None) -> Bill | None:
+    """Judge the ending, and rate what was used at the price frozen in stage two; None when it has to be counted."""
     events = relay.events if isinstance(relay, StreamRelay) else None
     if error is CLIENT_LEFT:
         outcome = Outcome.CLIENT_ABORT
@@ -82,39 +83,41 @@ async def make_bill(gateway: Gateway, job: Job, relay: Relay, error: PlatformErr
         return Bill(outcome, quarantine="the engine reported no usage", upstream_id=upstream_id)
     if not deltas:
         return Bill(outcome, upstream_id=upstream_id)  # left before anything was generated: nothing is charged
-    return await _counted_bill(gateway, job, outcome, deltas, upstream_id)
+    return None
 
 
 def _engine_bill(job: Job, outcome: Outcome, report: dict[str, Any], upstream_id: str) -> Bill:
     try:
         usage = normalise(report)
-        pico = pricing.charge(usage, job.schedule, outcome)
+        pico = pricing.charge(usage, job.offer.schedule, outcome)
     except (UsageRejected, ValueError) as reason:
         raw = msgspec.json.encode(report.get("usage")).decode("utf-8", "replace")[:RAW_USAGE_MAX]
         return Bill(outcome, quarantine=str(reason)[:200], raw_usage=raw, upstream_id=upstream_id)
     return Bill(outcome, usage, CountSource.ENGINE, pico, upstream_id=upstream_id)
 
 
-async def _counted_bill(gateway: Gateway, job: Job, outcome: Outcome, deltas: int, upstream_id: str) -> Bill:
+async def counted_bill(gateway: Gateway, job: Job, relay: Relay, error: PlatformError | None) -> Bill:
     """No report came: one delta is one token; the prompt is counted by the engine's tokenizer.
 
     When even that fails the prompt is not charged: an estimate is an upper bound, and a bill must never be above
     what was used.
     """
+    outcome = Outcome.COMPLETED if error is None else Outcome.CLIENT_ABORT
+    deltas, upstream_id = (relay.events.deltas, relay.events.upstream_id) if isinstance(relay, StreamRelay) else (0, "")
     gateway.metrics.add("usage_counted_by_gateway_total")
     prompt = await count_prompt(gateway, job)
     if prompt is None:
         gateway.metrics.add("prompt_uncounted_total")
         prompt = 0
     usage = TokenUsage(input_uncached=prompt, output=deltas)
-    pico = pricing.charge(usage, job.schedule, outcome)
+    pico = pricing.charge(usage, job.offer.schedule, outcome)
     return Bill(outcome, usage, CountSource.GATEWAY, pico, upstream_id=upstream_id)
 
 
 def record(gateway: Gateway, job: Job, bill: Bill, status: int) -> Any:
     """Hand the usage event to the spool; returns a future of ``"ok"``, ``"failed"`` or ``"late"``."""
     offer, call, relay = job.offer, job.call, job.relay
-    principal, model, schedule = offer.principal, offer.model, job.schedule
+    principal, model, schedule = offer.principal, offer.model, job.offer.schedule
     first_at = relay.first_at if relay is not None else 0.0
     event = UsageEvent(
         job.id,
@@ -153,12 +156,8 @@ def record(gateway: Gateway, job: Job, bill: Bill, status: int) -> Any:
     return waiter
 
 
-async def wait_durable(gateway: Gateway, waiter: Any) -> None:
-    """Wait for the disk, but not longer than the settings say: then the answer goes, and it is counted."""
-    if not waiter.done():
-        gateway.durable.add(waiter)
-        await waiter
-    result = waiter.result()
+def note_durable(gateway: Gateway, result: str) -> None:
+    """The wait is bounded by the settings: then the answer goes, and that is counted."""
     if result != "ok":
         gateway.metrics.add("spool_late_total" if result == "late" else "spool_failed_total")
 
@@ -183,7 +182,7 @@ def answer(job: Job, client: Client, relay: Relay | None, bill: Bill | None, err
         if bill is not None:
             extra += b"X-Tidegate-Cost: %b %b\r\n" % (
                 format_pico(bill.pico).encode(),
-                job.schedule.currency.encode(),
+                job.offer.schedule.currency.encode(),
             )
         client.respond(200, public_body(job, relay), extra)
 
@@ -192,7 +191,7 @@ def shown_usage(relay: StreamRelay, job: Job, bill: Bill) -> dict[str, Any]:
     """The engine's usage object, or ours when it gave none, with the cost as a string."""
     usage = dict(relay.events.report["usage"]) if relay.events.report is not None else _counts(bill.usage)
     usage["cost"] = format_pico(bill.pico)
-    usage["currency"] = job.schedule.currency.value
+    usage["currency"] = job.offer.schedule.currency.value
     return usage
 
 

@@ -46,7 +46,8 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
     relay.deadline = gateway.now + gateway.settings.request_timeout_s
     gateway.relays.add(relay)
     credentials = gateway.directory.credentials
-    relay.call = gateway.upstream.send(
+    client_of_engine = gateway.upstream if target.https else gateway.pool
+    relay.call = client_of_engine.send(
         target,
         PATHS[call.endpoint],
         call.for_engine(fields(job)),

@@ -17,6 +17,7 @@ from api.inference.gateway import Gateway
 from api.inference.metrics import Metrics
 from api.inference.protocol import InferenceProtocol
 from api.inference.readiness import Report
+from billing.price_table import NEVER_US
 from billing.types import PriceSchedule, UsageEvent
 from catalog.types import DeploymentKind, EngineKind, ServedModel
 from core.clock import Clock, ManualClock
@@ -116,6 +117,9 @@ class FixedPrices:
             return None
         price, cached, output = self._prices
         return PriceSchedule(self.version, currency, tier, price, cached, price, output, output)
+
+    def next_change_us(self, currency: Currency, at_us: int) -> int:
+        return NEVER_US
 
 
 class FakeStates:

@@ -5,15 +5,19 @@ import threading
 
 import pytest
 
+from api.inference.access import resolve
 from api.inference.access_log import BUFFER_MAX, AccessLog
 from api.inference.directory import OFFERS_MAX, Directory, Offer, engine_fields, may_use
 from api.inference.gateway import RetryBudget, Waiters
 from api.inference.metrics import GAP_BUCKETS_S, Histogram, Metrics
+from api.inference.request import parse
 from api.inference.sweeper import date_line
+from billing.price_table import NEVER_US, PriceTable, VersionPrices
+from billing.types import Meter, PriceItem
 from catalog.types import EngineKind
 from core.ids import new_uuid
 from core.tiers import Tier
-from tests.factories.gateway import principal, served_model
+from tests.factories.gateway import FakeAdmission, FixedPrices, principal, served_model
 
 
 async def test_waiters_are_late_one_by_one_and_cancelling_one_leaves_the_others() -> None:
@@ -111,12 +115,30 @@ def test_metrics_text() -> None:
 def test_offers_are_bounded() -> None:
     directory = Directory()
     who, model = principal(), served_model("m", "http://x")
-    offer = Offer(who, model, Tier.STANDARD, None, b"")
+    schedule = FixedPrices((Tier.STANDARD,), input_=1, cached=1, output=1).schedule(
+        model.model_id, Tier.STANDARD, who.currency, who.tenant_id
+    )
+    assert schedule is not None
+    offer = Offer(who, model, Tier.STANDARD, schedule, NEVER_US, None, b"")
     for _ in range(OFFERS_MAX + 5):
         directory.remember((new_uuid().int, "m", None, "chat"), offer)
     assert len(directory.offers) == 5
     directory.changed()
     assert not directory.offers
+
+
+def test_prices_published_ahead_take_effect_at_their_instant() -> None:
+    who, model = principal(), served_model("m", "http://x")
+    versions = []
+    for at_us, price in ((0, 1), (1000, 2)):
+        items = [PriceItem(model.model_id, Tier.STANDARD, meter, price) for meter in (Meter.INPUT, Meter.OUTPUT)]
+        versions.append((at_us, VersionPrices(new_uuid(), who.currency, items)))
+    directory = Directory()
+    directory.models = {"m": model}
+    directory.prices = PriceTable(versions, as_of_us=0)
+    call = parse("embeddings", b'{"model":"m","input":"x"}')
+    found = [resolve(directory, FakeAdmission(), who, call, now).schedule.input for now in (1, 999, 1000, 1001)]
+    assert found == [1, 1, 2, 2]
 
 
 def test_model_patterns() -> None:
