@@ -87,9 +87,9 @@ def parse_url(url: str) -> Address:
     raise ValueError(f"A Valkey URL begins with unix:// or redis://, not {parts.scheme[:20]!r}.")
 
 
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+def _fail(future: asyncio.Future[Any] | None, error: Exception) -> None:
     """Fail it without a complaint when nobody asks: a call may be sent and forgotten."""
-    if not future.done():
+    if future is not None and not future.done():
         future.set_exception(error)
         future.exception()
 
@@ -109,6 +109,7 @@ class _Connection(asyncio.Protocol):
         self._sweeper: asyncio.TimerHandle | None = None
         self._heard = self._loop.time()
         self._overdue: tuple[asyncio.Future[Any] | None, float] | None = None
+        self.on_error: Callable[[RespError], None] | None = None
         self._open = False
         self.pushing = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
@@ -163,7 +164,10 @@ class _Connection(asyncio.Protocol):
             self.abort("an answer without a call")
         else:
             future, _ = self._pending.popleft()
-            if future is not None and not future.done():
+            if future is None:
+                if isinstance(reply, RespError) and self.on_error is not None:
+                    self.on_error(reply)
+            elif not future.done():
                 if isinstance(reply, RespError):
                     _fail(future, RespUnavailable(str(reply)) if str(reply).startswith(NOT_NOW) else reply)
                 else:
@@ -221,6 +225,7 @@ class RespClient:
         self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: list[Callable[[bool], None]] = []
+        self._on_post_error: Callable[[RespError], None] | None = None
 
     @classmethod
     async def connect(
@@ -247,6 +252,8 @@ class RespClient:
                 raise
             first = None
         client._connection = first
+        if first is not None:
+            first.on_error = client._post_failed
         client._start(client._keep(client._serve_calls, timeout_s, None, first))
         return client
 
@@ -272,9 +279,13 @@ class RespClient:
         return future
 
     def post(self, packed: bytes) -> None:
-        """Send one command made by `pack` and forget it: nobody learns whether it was executed, or even sent."""
+        """Send one command and forget it, cheaper than `send`; it may be lost. See `on_post_error`."""
         if self._connection is not None:
             self._connection.post(packed)
+
+    def on_post_error(self, callback: Callable[[RespError], None]) -> None:
+        """Call `callback` with each error that the server answers to a posted command."""
+        self._on_post_error = callback
 
     async def eval(self, what: Script, keys: Sequence[Part], args: Sequence[Part]) -> Any:
         """Run the script by its name, with its text when the server does not have it."""
@@ -361,6 +372,10 @@ class RespClient:
         except TimeoutError:
             return
 
+    def _post_failed(self, error: RespError) -> None:
+        if self._on_post_error is not None:
+            self._run(self._on_post_error, error)
+
     def _run(self, callback: Callable[..., None], *args: Any) -> None:
         """Call back without letting its trouble end the connection."""
         try:
@@ -427,6 +442,7 @@ class RespClient:
             delay = min(delay * 2, BACKOFF_MAX_S)
 
     async def _serve_calls(self, connection: _Connection) -> None:
+        connection.on_error = self._post_failed
         renewed = self._connection is None
         self._connection = connection
         if renewed:

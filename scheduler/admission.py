@@ -17,7 +17,7 @@ from core.resp import RespClient, RespError, RespUnavailable
 from core.tiers import Tier
 from scheduler import commands, refusals
 from scheduler.commands import KEEP, REMOVE, Code
-from scheduler.fail_static import REMEMBER_MINUTES, Credit, FailStatic, Share
+from scheduler.fail_static import FailStatic
 from scheduler.types import Grant, LimitState, Packed, Prepared
 from scheduler.upkeep import Upkeep
 from scheduler.waiting import Waiting, WaitResult
@@ -89,13 +89,12 @@ class Admission:
             settle_s=settle_s,
             reconcile=self.reconcile,
             on_epoch=on_epoch,
+            on_scripts=self._repeat_releases,
             on_ready=self._on_ready,
             on_beat=self._on_beat,
         )
         self._grants: dict[str, Grant] = {}
         self._asking: set[str] = set()
-        self._shares: dict[tuple[object, ...], Share] = {}
-        self._credits: dict[str, Credit] = {}
         self._loading: dict[str, asyncio.Task[object]] = {}
         # What was given back lately, key → (tenant, charge): said again when an answer may have been lost.
         self._recent: dict[str, tuple[str, str]] = {}
@@ -116,6 +115,7 @@ class Admission:
 
     async def start(self) -> None:
         """Join the replicas and listen for grants. With Valkey away it returns all the same and joins later."""
+        self._client.on_post_error(self._on_post_error)
         await self._waiting.start()
         await self._upkeep.start(background=self._background)
         if not self._upkeep.ready:
@@ -205,8 +205,9 @@ class Admission:
         if self._grants.pop(grant.key, None) is None:
             return
         packed = grant.packed
-        packed.share.inflight -= 1
-        packed.deployment.inflight -= 1
+        now = self._clock.monotonic()
+        packed.share.note_release(now)
+        packed.deployment.note_release(now)
         if grant.local and packed.credit is not None:
             packed.credit.used += (charge_nano or 0) - int(grant.hold)
         charge = REMOVE if charge_nano is None else str(charge_nano)
@@ -223,21 +224,18 @@ class Admission:
         grants, waiting = list(self._grants.values()), self._waiting.keys()
         held = {key.decode() for key in await self._client.call("HKEYS", keyspace.lease(self._replica))}
         for grant in grants:
-            if grant.key not in held and grant.key in self._grants:
+            # one granted here may stand in the queue there, when the answer that said so was lost
+            if (grant.local or grant.key not in held) and grant.key in self._grants:
                 self._register(grant)
         self._waiting.lost(waiting - held)
         known = self._grants.keys() | self._waiting.keys() | self._asking
         for key in held - known:
             self._send_release(key, *self._recent_release(key))
-        if not self._upkeep.ready:
-            for key in [*self._recent_before, *self._recent]:
-                self._send_release(key, *self._recent_release(key))
-        self._forget_idle()
+        self._static.forget_idle()
 
     def _pack(self, prepared: Prepared, model: ServedModel, tenant: str) -> Packed:
-        epoch, minute = self._upkeep.epoch, self._static.minute()
+        epoch, static = self._upkeep.epoch, self._static
         caps = (self._cap, *prepared.caps)
-        credit = self._credits.setdefault(tenant, Credit(minute)) if tenant else None
         names = tuple(demand.counter for demand in prepared.named)
         packed = Packed(
             model=model,
@@ -246,9 +244,9 @@ class Admission:
             acquire=commands.acquire_prefix(prepared, caps, model, tenant=tenant, epoch=epoch, replica=self._replica),
             release=commands.release_prefix(prepared, caps, model, tenant=tenant, epoch=epoch, replica=self._replica),
             lease=commands.lease_text(prepared, caps, model, tenant),
-            share=self._shares.setdefault((model.deployment_id, tenant, names), Share(minute)),
-            deployment=self._shares.setdefault((model.deployment_id,), Share(minute)),
-            credit=credit,
+            share=static.share(model.deployment_id, tenant, names),
+            deployment=static.share(model.deployment_id),
+            credit=static.credit(tenant) if tenant else None,
         )
         prepared.packed = packed
         return packed
@@ -263,8 +261,7 @@ class Admission:
                 log.warning("admission.failed", error=str(error))
             raise RespUnavailable(str(error)) from error
         try:
-            for hot in commands.HOT:
-                await self._client.call("SCRIPT", "LOAD", hot.text)
+            await self._upkeep.load_scripts()
             reply: list[Any] = await self._client.send(call)
         except RespError as again:
             raise RespUnavailable(str(again)) from again
@@ -307,9 +304,8 @@ class Admission:
             PlatformError: MODEL_BUSY at the deadline or when taken out of the queue.
         """
         result = await self._waiting.wait(ask.key, wait_s)
-        if result is WaitResult.DEADLINE:
-            self._give_back(ask.key, ask.packed.tenant, REMOVE)
         if result in (WaitResult.DEADLINE, WaitResult.DROPPED):
+            self._give_back(ask.key, ask.packed.tenant, REMOVE)
             raise refusals.busy(ask.packed.model.name, int(estimate_s - max(0.0, wait_s)), "deadline")
         return result
 
@@ -353,11 +349,11 @@ class Admission:
 
     def _granted(self, ask: _Ask, reply: list[Any]) -> Grant:
         packed, static = ask.packed, self._static
-        minute = static.minute()
-        packed.share.note_grant(minute)
-        packed.deployment.note_grant(minute)
+        now = self._clock.monotonic()
+        packed.share.note_grant(now)
+        packed.deployment.note_grant(now)
         if packed.credit is not None and reply[2] >= 0:
-            packed.credit.note(reply[2], minute)
+            packed.credit.note(reply[2], now)
         if static.away:
             static.came_back()
         grant = Grant(ask.request_id, reply[1], _limits(ask.prepared, reply), ask.key, packed, ask.tier, ask.hold)
@@ -390,6 +386,11 @@ class Admission:
             commands.bare_release_call(key, charge, tenant=tenant, epoch=self._upkeep.epoch, replica=self._replica)
         )
 
+    def _repeat_releases(self) -> None:
+        """Say the releases of the last seconds again: their answers may have been lost, or errors."""
+        for key in [*self._recent_before, *self._recent]:
+            self._send_release(key, *self._recent_release(key))
+
     def _recent_release(self, key: str) -> tuple[str, str]:
         return self._recent.get(key) or self._recent_before.get(key) or ("", KEEP)
 
@@ -406,9 +407,17 @@ class Admission:
         )
         self._client.post(call)
 
+    def _on_post_error(self, error: RespError) -> None:
+        """A release or registration failed. Without its script it is said again; else the next new start does that."""
+        if str(error).startswith("NOSCRIPT"):
+            self._upkeep.start_reload()
+        else:
+            log.warning("admission.post_failed", error=str(error))
+
     def _on_ready(self, ready: bool) -> None:
         if ready:
             self._static.came_back()
+            self._repeat_releases()
         else:
             self._static.went_away()
 
@@ -417,15 +426,6 @@ class Admission:
         if self._upkeep.ready:
             self._recent_before, self._recent = self._recent, {}
             self._waiting.turn()
-
-    def _forget_idle(self) -> None:
-        oldest = self._static.minute() - REMEMBER_MINUTES
-        for name, share in list(self._shares.items()):
-            if share.minute < oldest and share.inflight == 0:
-                del self._shares[name]
-        for tenant, credit in list(self._credits.items()):
-            if credit.minute < oldest:
-                del self._credits[tenant]
 
 
 def _limits(prepared: Prepared, reply: list[Any]) -> tuple[LimitState, ...]:

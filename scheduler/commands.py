@@ -132,4 +132,4 @@ def register_call(
     """Encode `register` for a running request. `lease` begins with state and tier."""
     keys = [keyspace.EPOCH, OFFSET, keyspace.lease(replica), keyspace.deployment(model.deployment_id)]
     keys += _out_keys(tenant)
-    return pack("EVALSHA", REGISTER.sha, len(keys), *keys, epoch, request, lease, hold)
+    return pack("EVALSHA", REGISTER.sha, len(keys), *keys, epoch, request, lease, hold, replica)

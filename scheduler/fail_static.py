@@ -1,9 +1,12 @@
 """Admission while Valkey is away: every replica goes on with what it had, then with less. Pure but for the clock.
 
-For the first 2 s a caller may have what it had here in its last minute; after that 80 % of it for priority, 50 % for
-standard and nothing for batch. A caller that was not served here lately is refused. Because nobody gets more than the
-share that was admitted under all its limits, the sum over the replicas stays within them.
+For the first 2 s a caller may have what it had here in the last minute: as many grants, and as many requests in flight
+as their mean or as run when the outage begins. After that 80 % of it for priority, 50 % for standard and nothing for
+batch. A caller that was not served here lately is refused. Because nobody gets more than the share that was admitted
+under all its limits, the sum over the replicas stays about within them.
 """
+
+import math
 
 from core.clock import Clock
 from core.tiers import Tier
@@ -11,59 +14,86 @@ from core.tiers import Tier
 BLIP_S = 2.0
 WINDOW_S = 60.0
 PERCENT = {Tier.PRIORITY: 80, Tier.STANDARD: 50, Tier.BATCH: 0}
-REMEMBER_MINUTES = 10
+REMEMBER_S = 600.0
 
 
 class Share:
-    """What one caller had on one deployment (or a deployment had altogether) at this replica, by the minute."""
+    """What one caller had on one deployment (or a deployment had altogether) at this replica in the last minute.
 
-    __slots__ = ("before", "inflight", "local", "local_since", "minute", "now", "outage", "peak", "peak_before")
+    Kept by the minute and read as a sliding one: the current minute and the rest of the one before. The sums over the
+    replicas are what the script admitted, grants and mean requests in flight alike, so they stay within its limits.
+    """
 
-    def __init__(self, minute: int) -> None:
+    __slots__ = (
+        *("allowed", "area", "area_before", "before", "inflight", "local", "local_since", "minute", "now"),
+        "since",
+    )
+
+    def __init__(self, now: float) -> None:
         self.inflight = 0
-        self.minute = minute
-        self.now = self.peak = 0  # grants and most in flight in `minute`
-        self.before = self.peak_before = 0  # the same in the minute before
-        self.outage = 0  # the outage that `local` belongs to
-        self.local = 0
+        self.minute = now // WINDOW_S
+        self.since = now  # `area` is complete until then
+        self.now = self.before = 0  # grants in `minute` and in the one before
+        self.area = self.area_before = 0.0  # requests in flight times seconds, likewise
+        self.allowed = (0.0, 0.0)  # grants a minute and most in flight, before the tier's part
+        self.local = 0  # grants since local_since
         self.local_since = 0.0
 
-    def note_grant(self, minute: int) -> None:
+    def note_grant(self, now: float) -> None:
         """Count a grant of the script."""
-        if minute != self.minute:
-            self._turn(minute)
+        self.note_time(now)
         self.now += 1
         self.inflight += 1
-        self.peak = max(self.peak, self.inflight)
 
-    def _turn(self, minute: int) -> None:
-        follows = minute == self.minute + 1
-        self.before, self.peak_before = (self.now, self.peak) if follows else (0, 0)
-        self.now, self.peak, self.minute = 0, self.inflight, minute
+    def note_release(self, now: float) -> None:
+        """Count an ending, whoever granted."""
+        self.note_time(now)
+        self.inflight -= 1
 
-    def last_minute(self, minute: int) -> tuple[int, int]:
-        """Return grants and most in flight in the last minute, both 0 when it was idle."""
-        if minute - self.minute > 1:
-            return 0, 0
-        return max(self.now, self.before), max(self.peak, self.peak_before)
+    def note_time(self, now: float) -> None:
+        """Bring the figures up to `now`."""
+        minute = now // WINDOW_S
+        if minute != self.minute:
+            self._turn(minute)
+        self.area += self.inflight * (now - self.since)
+        self.since = now
+
+    def _turn(self, minute: float) -> None:
+        start = minute * WINDOW_S
+        if minute == self.minute + 1:
+            self.before, self.area_before = self.now, self.area + self.inflight * (start - self.since)
+        else:
+            self.before, self.area_before = 0, self.inflight * WINDOW_S
+        self.now, self.area, self.minute, self.since = 0, 0.0, minute, start
+
+    def last_minute(self, now: float) -> tuple[float, float]:
+        """Return grants and mean requests in flight of the last minute."""
+        self.note_time(now)
+        rest = 1 - (now - self.minute * WINDOW_S) / WINDOW_S
+        return self.before * rest + self.now, (self.area_before * rest + self.area) / WINDOW_S
+
+    def freeze(self, now: float) -> None:
+        """An outage begins: what was had until now rules."""
+        grants, mean = self.last_minute(now)
+        self.allowed, self.local, self.local_since = (grants, max(mean, self.inflight)), 0, now
 
 
 class Credit:
     """A tenant's credit as last heard, and what was granted on the strength of it since, in nano."""
 
-    __slots__ = ("left", "minute", "used")
+    __slots__ = ("heard_at", "left", "used")
 
-    def __init__(self, minute: int) -> None:
+    def __init__(self, now: float) -> None:
         self.left = -1  # -1: never heard
         self.used = 0
-        self.minute = minute
+        self.heard_at = now
 
-    def note(self, left: int, minute: int) -> None:
-        self.left, self.used, self.minute = left, 0, minute
+    def note(self, left: int, now: float) -> None:
+        self.left, self.used, self.heard_at = left, 0, now
 
 
-def _part(value: int, percent: int) -> int:
-    return -(-value * percent // 100)
+def _part(value: float, percent: int) -> int:
+    return math.ceil(value * percent / 100)
 
 
 class FailStatic:
@@ -71,25 +101,39 @@ class FailStatic:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._outage = 0
         self._since = 0.0
-        self._minute = 0
+        self._shares: dict[tuple[object, ...], Share] = {}
+        self._credits: dict[str, Credit] = {}
         self.away = False
         self.replicas = 1
-
-    def minute(self) -> int:
-        return int(self._clock.monotonic() // WINDOW_S)
 
     def went_away(self) -> None:
         """Valkey does not answer; told again it changes nothing."""
         if not self.away:
             self.away = True
-            self._outage += 1
             self._since = self._clock.monotonic()
-            self._minute = self.minute()
+            for share in self._shares.values():
+                share.freeze(self._since)
 
     def came_back(self) -> None:
         self.away = False
+
+    def share(self, *name: object) -> Share:
+        """Return the share of that name; a new one has had nothing."""
+        return self._shares.setdefault(name, Share(self._clock.monotonic()))
+
+    def credit(self, tenant: str) -> Credit:
+        return self._credits.setdefault(tenant, Credit(self._clock.monotonic()))
+
+    def forget_idle(self) -> None:
+        """Drop what was not touched for ten minutes; who still holds it goes on with it."""
+        oldest = self._clock.monotonic() - REMEMBER_S
+        for name, share in list(self._shares.items()):
+            if share.since < oldest and share.inflight == 0:
+                del self._shares[name]
+        for tenant, credit in list(self._credits.items()):
+            if credit.heard_at < oldest:
+                del self._credits[tenant]
 
     def percent(self, tier: Tier) -> int:
         """Return how much of its last minute's share a tier gets now."""
@@ -104,8 +148,8 @@ class FailStatic:
             hold: nano.
             tier: the request's.
         """
-        percent = self.percent(tier)
-        if not all(self._fits(share, percent) for share in shares):
+        now, percent = self._clock.monotonic(), self.percent(tier)
+        if not all(self._fits(share, now, percent) for share in shares):
             return False
         if credit is not None:
             if credit.left < 0 or credit.left // max(1, self.replicas) - credit.used < hold:
@@ -113,12 +157,12 @@ class FailStatic:
             credit.used += hold
         for share in shares:
             share.local += 1
+            share.note_time(now)
             share.inflight += 1
         return True
 
-    def _fits(self, share: Share, percent: int) -> bool:
-        now = self._clock.monotonic()
-        if share.outage != self._outage or now - share.local_since >= WINDOW_S:
-            share.outage, share.local, share.local_since = self._outage, 0, now
-        grants, peak = share.last_minute(self._minute)
-        return share.local < _part(grants, percent) and share.inflight < _part(peak, percent)
+    def _fits(self, share: Share, now: float, percent: int) -> bool:
+        if now - share.local_since >= WINDOW_S:
+            share.local, share.local_since = 0, now
+        grants, inflight = share.allowed
+        return share.local < _part(grants, percent) and share.inflight < _part(math.ceil(inflight), percent)

@@ -18,6 +18,7 @@ TICK_S = 1.0
 HEARTBEAT_TTL_MS = 10_000
 HEARTBEAT_EVERY = 2  # ticks
 RECONCILE_EVERY = 30  # ticks
+RESYNC_ROUNDS_MAX = 3
 REAP_BATCH = 100
 REAP_ROUNDS_MAX = 50
 
@@ -35,6 +36,7 @@ class Upkeep:
         settle_s: how long admission is fenced after data loss.
         reconcile: compares what this replica holds with its leases; awaited after each new start and now and then.
         on_epoch: enters what else was lost with a former epoch; awaited before this replica counts as back.
+        on_scripts: told when the server had forgotten the scripts and has them again: say again what failed.
         on_ready: told True once calls may be made again, False when they may not.
         on_beat: told the number of living replicas every 2 s.
     """
@@ -47,6 +49,7 @@ class Upkeep:
         settle_s: float,
         reconcile: Callable[[], Awaitable[None]],
         on_epoch: Callable[[], Awaitable[object]] | None,
+        on_scripts: Callable[[], None],
         on_ready: Callable[[bool], None],
         on_beat: Callable[[int], None],
     ) -> None:
@@ -55,10 +58,13 @@ class Upkeep:
         self._settle_us = int(settle_s * 1_000_000)
         self._reconcile = reconcile
         self._on_epoch = on_epoch
+        self._on_scripts = on_scripts
         self._on_ready = on_ready
         self._on_beat = on_beat
         self._resyncing: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
         self._loop_task: asyncio.Task[None] | None = None
+        self._losses = 0
         self.epoch = b""
         self.ready = False
 
@@ -72,7 +78,7 @@ class Upkeep:
 
     async def close(self) -> None:
         """Leave: whatever is still held is given back by the others at once."""
-        for task in (self._loop_task, self._resyncing):
+        for task in (self._loop_task, self._resyncing, self._reloading):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -86,6 +92,8 @@ class Upkeep:
         self._set_ready(ready=False)
         if connected:
             self.start_resync()
+        else:
+            self._losses += 1
 
     def _set_ready(self, *, ready: bool) -> None:
         if ready != self.ready:
@@ -104,18 +112,24 @@ class Upkeep:
         await asyncio.shield(self.start_resync())
 
     async def _try_resync(self) -> None:
-        try:
-            await self._resync()
-        except (RespUnavailable, RespError, StaleEpoch) as error:
-            log.warning("replica.resync_failed", replica=self._replica, error=str(error))
+        """Again when the connection changed meanwhile: what was said on the former one may be lost."""
+        for _ in range(RESYNC_ROUNDS_MAX):
+            losses = self._losses
+            try:
+                await self._resync()
+            except (RespUnavailable, RespError, StaleEpoch) as error:
+                log.warning("replica.resync_failed", replica=self._replica, error=str(error))
+                return
+            if losses == self._losses:
+                self._set_ready(ready=True)
+                return
 
     async def _resync(self) -> None:
         info = await self._client.call("INFO", "server")
         run_id = next(line[7:] for line in info.split(b"\r\n") if line.startswith(b"run_id:"))
         before = self.epoch
         self.epoch = await self._ask_epoch(run_id, before, "")
-        for hot in commands.HOT:
-            await self._client.call("SCRIPT", "LOAD", hot.text)
+        await self.load_scripts()
         await self.heartbeat()
         await self._reconcile()
         if self._on_epoch is not None and before != self.epoch:
@@ -124,7 +138,24 @@ class Upkeep:
             raise StaleEpoch
         if before not in (b"", self.epoch):
             log.warning("epoch.changed", replica=self._replica)
-        self._set_ready(ready=True)
+
+    async def load_scripts(self) -> None:
+        """Give the server the scripts that are called by name only."""
+        for hot in commands.HOT:
+            await self._client.call("SCRIPT", "LOAD", hot.text)
+
+    def start_reload(self) -> None:
+        """Begin to load the scripts anew, once however many calls missed them."""
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.get_running_loop().create_task(self._reload())
+
+    async def _reload(self) -> None:
+        try:
+            await self.load_scripts()
+        except (RespUnavailable, RespError) as error:
+            log.warning("scripts.not_loaded", replica=self._replica, error=str(error))
+        else:
+            self._on_scripts()
 
     async def _ask_epoch(self, run_id: bytes, before: bytes, step: str) -> bytes:
         keys = [keyspace.EPOCH, commands.OFFSET, commands.SETTLE, keyspace.BEAT, commands.AWAITED]

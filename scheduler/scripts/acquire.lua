@@ -142,8 +142,7 @@ for i = 1, nrate do
 end
 
 if hold ~= '' then
-  call('HSET', KEYS[at + 6], request, hold)
-  call('HINCRBY', KEYS[at + 5], 'o', hold)
+  if call('HSETNX', KEYS[at + 6], request, hold) == 1 then call('HINCRBY', KEYS[at + 5], 'o', hold) end
 end
 
 if not queued then
