@@ -52,7 +52,7 @@ def up(options: UpOptions, version: str) -> int:
     port = claim_port(options.host, options.port)
     secrets = homes.load_secrets(home, seed.mint_secrets)
     if options.ready_file is not None:
-        options.ready_file.unlink(missing_ok=True)
+        _forget(options.ready_file)
     _end_leftovers(home, secrets)
     state = HomeState(
         base_url=base_url(options.host, port),
@@ -79,6 +79,17 @@ def up(options: UpOptions, version: str) -> int:
         homes.clear_sockets(home)
     screen.say("Stopped. Everything is kept in the home.")
     return 0
+
+
+def _forget(ready_file: Path) -> None:
+    """Remove what an earlier start left, and make sure that this one can write there."""
+    try:
+        ready_file.unlink(missing_ok=True)
+        trial = ready_file.with_name(f".{ready_file.name}.trial")  # nobody may see an empty one of the real name
+        homes.write_private(trial, b"")
+        trial.unlink()
+    except OSError as error:
+        raise homes.HomeError(f"The ready file {ready_file} cannot be written ({error.strerror}).") from error
 
 
 def _start(home: Home, secrets: HomeSecrets, state: HomeState, supervisor: Supervisor) -> None:

@@ -211,6 +211,21 @@ def test_a_port_in_use_is_said_in_words(start: Starter) -> None:
     assert not (start.folder / "a" / "postgres" / "data").exists()
 
 
+def test_a_ready_file_that_cannot_be_written_is_said_before_anything_starts(start: Starter) -> None:
+    nowhere = start.folder / "none" / "ready.json"
+    refused = subprocess.run(
+        start.command("a", "--port", "0", "--ready-file", str(nowhere)),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert refused.returncode == 1
+    assert f"The ready file {nowhere} cannot be written" in refused.stderr
+    assert not (start.folder / "a" / "postgres" / "data").exists()
+
+
 def test_a_part_that_cannot_start_ends_the_start_with_its_last_words(start: Starter) -> None:
     done = subprocess.run(
         start.command("a", "--port", "0"),
