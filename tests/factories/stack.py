@@ -13,7 +13,7 @@ from engine.simulator import Simulator
 from tests.factories.gateway import Rig
 
 
-async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
     """Return as soon as something is so that another task brings about; fail when it does not become so."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what is watched belongs to code that knows no test

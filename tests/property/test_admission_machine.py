@@ -98,7 +98,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     async def quiet(self) -> None:
         """Return when every answer and every message is in: as many tasks are done as the book says."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while True:
                 for n in self.alive():
                     await self.fleet.client.call("PING")
@@ -139,7 +139,7 @@ class AdmissionMachine(RuleBasedStateMachine):
                 request_id=request,
             )
         )
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not task.done() and request.hex not in replica._waiting:
                 await replica.heartbeat()
         if recent[1] >= RPM > recent[0] and task.done() and isinstance(task.exception(), PlatformError):

@@ -52,7 +52,7 @@ class Engine:
     async def call(self, body: bytes = b"{}") -> "Collected":
         found = Collected(asyncio.get_running_loop().create_future())
         found.call = self.pool.send(self.target, "/v1/x", body, found, request_id="gen_1")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await found.done
         return found
 
@@ -172,7 +172,7 @@ async def test_bytes_on_an_idle_connection_end_it() -> None:
     async with engine(behaviour) as made:
         await made.call()
         await spoken.wait()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             while made.target.live:  # noqa: ASYNC110 - the pool has no event for it
                 await asyncio.sleep(0.005)
         assert not made.target.idle
@@ -273,7 +273,7 @@ async def test_connections_and_queue_are_bounded() -> None:
 
     async with engine(behaviour, connections_max=3, waiting_max=5) as made:
         calls = [asyncio.create_task(made.call()) for _ in range(8)]
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             while made.requests < 3:  # noqa: ASYNC110 - counted by the other end
                 await asyncio.sleep(0.005)
         assert len(made.target.waiting) == 5
@@ -298,7 +298,7 @@ async def test_abort_closes_the_connection_and_the_sink_hears_nothing() -> None:
         call = made.pool.send(made.target, "/", b"", found)
         await arrived.wait()
         call.abort()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             await left.wait()
         assert found.ends == 0
         assert made.target.inflight == 0
@@ -343,7 +343,7 @@ async def test_idle_connections_and_unused_targets_go() -> None:
         made.clock.advance(IDLE_MAX_S + 1)
         made.pool.sweep(made.clock.monotonic())
         assert not made.target.idle
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             while made.target.live:  # noqa: ASYNC110 - the pool has no event for it
                 await asyncio.sleep(0.005)
         made.pool.sweep(made.clock.monotonic())

@@ -35,7 +35,7 @@ def soon(*args: object, **values: object) -> "asyncio.Task[Grant]":
 
 async def queued(replica: Admission, count: int) -> None:
     """Return once the replica has `count` waiters."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while replica.waiting < count:
             await replica.heartbeat()
 

@@ -308,7 +308,7 @@ async def test_waiters_join_the_queue_again_after_a_restart_that_lost_them(fleet
     await fleet.client.call("FLUSHALL")
     await fleet.client.call("SET", "{tg}:epoch", "runid-of-the-old-primary:s:1:x")
     await replica.resync()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (await fleet.load(model))[1] == 0:
             await replica.heartbeat()
     replica.release(first, None)
