@@ -230,9 +230,9 @@ async def _keep_house(poster: Poster, stop: asyncio.Event, report: Callable[[], 
     rounds = 0
     while not stop.is_set():
         try:
+            report()
             if rounds % HOUSEKEEPING_ROUNDS == 0:
                 await poster.housekeep()
-            report()
         except (*TROUBLE, RespUnavailable, RespError) as error:
             _log.warning("poster.housekeeping_failed", error=type(error).__name__)
         rounds += 1

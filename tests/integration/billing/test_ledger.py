@@ -49,12 +49,12 @@ async def test_parallel_top_ups_with_one_key_count_once(sessions: Sessions) -> N
     assert await make.available(sessions, tenant_id) == parse_pico("7")
 
 
-@pytest.mark.parametrize("amount", ["0", "-1", "1000000000.000000000001"])
-async def test_amounts_out_of_bounds_are_refused(sessions: Sessions, amount: str) -> None:
+async def test_amounts_out_of_bounds_are_refused(sessions: Sessions) -> None:
     tenant_id = await make.tenant(sessions)
-    with pytest.raises(PlatformError) as refused:
-        await top_up(sessions, tenant_id, amount, "k")
-    assert refused.value.code == "INVALID_AMOUNT"
+    for amount in ("0", "-1", "1000000000.000000000001"):
+        with pytest.raises(PlatformError) as refused:
+            await top_up(sessions, tenant_id, amount, "k")
+        assert refused.value.code == "INVALID_AMOUNT"
 
 
 async def test_a_tenant_opens_once_in_one_currency(sessions: Sessions) -> None:
@@ -128,6 +128,7 @@ def test_usage_takes_from_lots_in_order_and_the_rest_is_ours(
     assert [(t.debit, t.credit, t.amount) for t in transfers] == [(names[n], names["rev"], part) for n, part in right]
 
 
+REFUSED = (psycopg.errors.InsufficientPrivilege, psycopg.errors.RestrictViolation)
 CHANGES = {
     "ledger_transfer": "amount = amount + 1",
     "ledger_tx": "note = 'x'",
@@ -139,27 +140,21 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("table", CHANGES)
-@pytest.mark.parametrize("role", ["url", "owner_url"])
-def test_append_only_for_the_application_and_for_the_owner(database_settings: Database, table: str, role: str) -> None:
-    url = getattr(database_settings, role).get_secret_value()
-    for statement in (f"UPDATE {table} SET {CHANGES[table]}", f"DELETE FROM {table}", f"TRUNCATE {table} CASCADE"):
-        if role == "owner_url" and (table == "price_book" or (table == "usage_event" and "TRUNC" not in statement)):
-            continue  # a row trigger on an empty table; see test_poster for one with rows
-        with (
-            psycopg.connect(url) as connection,
-            pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.RestrictViolation)),
-        ):
-            connection.execute(statement)
+def test_append_only_for_the_application_and_for_the_owner(database_settings: Database) -> None:
+    """The usage events' own rows are tried in test_poster, where there are some."""
+    owners_too = CHANGES.keys() - {"price_book", "usage_event"}
+    assert database_settings.owner_url is not None
+    for table, change in CHANGES.items():
+        for url in (database_settings.url, *([database_settings.owner_url] if table in owners_too else [])):
+            for statement in (f"UPDATE {table} SET {change}", f"DELETE FROM {table}", f"TRUNCATE {table} CASCADE"):
+                with psycopg.connect(url.get_secret_value()) as connection, pytest.raises(REFUSED):
+                    connection.execute(statement)
 
 
-@pytest.mark.parametrize("column", ["bounded", "account_id"])
-def test_the_application_cannot_lift_a_bound(database_settings: Database, column: str) -> None:
-    with (
-        psycopg.connect(database_settings.url.get_secret_value()) as connection,
-        pytest.raises(psycopg.errors.InsufficientPrivilege),
-    ):
-        connection.execute(f"UPDATE ledger_balance SET {column} = {column}")
+def test_the_application_cannot_lift_a_bound(database_settings: Database) -> None:
+    for column in ("bounded", "account_id"):
+        with psycopg.connect(database_settings.url.get_secret_value()) as connection, pytest.raises(REFUSED):
+            connection.execute(f"UPDATE ledger_balance SET {column} = {column}")
 
 
 async def test_a_transfer_moves_a_positive_amount_in_one_currency(sessions: Sessions) -> None:

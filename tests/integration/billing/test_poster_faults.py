@@ -68,7 +68,7 @@ async def test_a_poster_killed_again_and_again_posts_every_event_once(
     world: World, database_settings: Database, valkey: Path, tmp_path: Path
 ) -> None:
     tenants = [await world.tenant("100") for _ in range(3)]
-    total = 1200
+    total = 900
     for part in range(4):
         events = [make.event(*tenants[n % 3]) for n in range(total // 4)]
         await write(world.spool_dir / f"r{part}", events, segment_bytes=16 * 1024)
@@ -80,13 +80,13 @@ async def test_a_poster_killed_again_and_again_posts_every_event_once(
         return rows[0][0]
 
     kills = []
-    for goal in (1, 300, 700):
+    for goal in (1, 400):
 
         async def beyond(goal: int = goal) -> bool:
             return await posted() >= goal
 
         child = await asyncio.to_thread(start, settings)
-        await until(beyond, 30)
+        await until(beyond, 60)
         child.send_signal(signal.SIGKILL)
         assert reap(child) == -signal.SIGKILL
         kills.append(await posted())
@@ -96,7 +96,7 @@ async def test_a_poster_killed_again_and_again_posts_every_event_once(
         return await posted() == total
 
     child = await asyncio.to_thread(start, settings)
-    await until(all_posted, 30)
+    await until(all_posted, 60)
     child.send_signal(signal.SIGTERM)
     assert reap(child) == 0
     for tenant_id, _ in tenants:
