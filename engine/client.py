@@ -17,6 +17,7 @@ import httptools
 CONNECT_TIMEOUT_S = 3.0
 CONNECTS_AT_ONCE = 32
 IDLE_MAX_S = 55.0
+STALE_WITHIN_S = 1.0  # a connection that was closed already shows it at once; one lost later was at work on the request
 HEAD_MAX = 64 * 1024
 
 
@@ -152,6 +153,7 @@ class Connection(asyncio.Protocol):
         "pool",
         "retry_after",
         "reused",
+        "sent_at",
         "silent",
         "target",
         "transport",
@@ -168,7 +170,7 @@ class Connection(asyncio.Protocol):
         self.parts: list[bytes] = []
         self.closing = False
         self.reused = False
-        self.idle_since = 0.0
+        self.idle_since = self.sent_at = 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -184,6 +186,7 @@ class Connection(asyncio.Protocol):
     def send(self, flight: Flight) -> None:
         """Write the whole request at once."""
         self.flight = flight
+        self.sent_at = self.pool.now()
         flight.connection = self
         if flight.paused:
             self.transport.pause_reading()
@@ -232,7 +235,7 @@ class Connection(asyncio.Protocol):
             self.pool.refill(self.target)
             return
         flight, self.flight = self.flight, None
-        if self.silent and self.reused:
+        if self.silent and self.reused and self.pool.now() - self.sent_at < STALE_WITHIN_S:
             flight.connection = None
             self.pool.retry(flight)  # it closed as we wrote, and no byte came back
         elif exc is None and self.in_body and not self.framed:
@@ -315,7 +318,7 @@ class UpstreamPool:
         waiting_max: int = 1024,
     ) -> None:
         self._loop = loop
-        self._monotonic = monotonic
+        self.now = monotonic
         self._connections_max = connections_max
         self._waiting_max = waiting_max
         self._targets: dict[str, Target] = {}
@@ -362,7 +365,7 @@ class UpstreamPool:
                 connection.reused = True
                 connection.send(flight)
                 return
-        connection.idle_since = self._monotonic()
+        connection.idle_since = self.now()
         connection.target.idle.append(connection)
 
     def refill(self, target: Target) -> None:

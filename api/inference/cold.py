@@ -14,6 +14,7 @@ from api.inference.wire import bearer_of
 from billing.types import PriceSchedule
 from catalog.types import DeploymentKind, ServedModel
 from core.errors import PlatformError
+from core.ids import IdKind, format_id
 from core.money import format_pico
 from core.tiers import Tier
 from knative.types import ReplicaState
@@ -45,7 +46,9 @@ class ColdApp:
             answer = await self._own(path, headers, scope)
             if answer is not None:
                 status, body, content_type = answer
-                await _send(send, status, body, [(b"content-type", content_type), *_cors(headers, origins)])
+                request_id = format_id(IdKind.GENERATION, self._gateway.new_id()).encode()
+                own = [(b"content-type", content_type), (b"x-request-id", request_id)]
+                await _send(send, status, body, [*own, *_cors(headers, origins)])
                 return
         await self._proxy.forward(scope, receive, send)
 

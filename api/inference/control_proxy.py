@@ -11,6 +11,7 @@ from yarl import URL
 from api.inference import errors
 from api.inference.bridge import Message
 from core.errors import PlatformError
+from core.ids import IdKind, format_id, new_uuid
 
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -140,7 +141,12 @@ async def _body(receive: Receive) -> AsyncIterator[bytes]:
 async def refuse(send: Send, error: PlatformError) -> None:
     """Send an error answer."""
     body = errors.body_of(error)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    request_id = format_id(IdKind.GENERATION, new_uuid()).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"x-request-id", request_id),
+    ]
     retry_after = errors.retry_after_of(error)
     if retry_after:
         headers.append((b"retry-after", str(retry_after).encode()))

@@ -39,10 +39,12 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
         job.grant = await admit(gateway, job, request)
         # 5. route: a replica that answers, waking one if all sleep.
         target = await route(gateway, job)
-        # 6. stream: from the engine to the client by direct calls; once more elsewhere if no byte came.
+        # 6. stream: from the engine to the client by direct calls; on another replica when no byte came.
         await stream(gateway, job, target, client)
-        if job.relay is not None and job.relay.retryable and gateway.retries.spend():
-            await stream(gateway, job, await route(gateway, job, besides=target), client)
+        if job.relay is not None and job.relay.retryable:
+            other = await route(gateway, job, besides=target)
+            if other is not target and gateway.retries.spend():
+                await stream(gateway, job, other, client)
     except PlatformError as refusal:
         error = refusal
     except asyncio.CancelledError:

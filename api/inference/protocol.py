@@ -20,6 +20,7 @@ from api.inference.job import Request
 from api.inference.pipeline import serve
 from api.inference.wire import Head
 from core.errors import PlatformError
+from core.ids import IdKind, format_id
 
 HOT = {
     "/v1/chat/completions": "chat",
@@ -336,7 +337,11 @@ class InferenceProtocol(asyncio.Protocol):
         self.respond(
             errors.status_of(error),
             errors.body_of(error),
-            b"Retry-After: %d\r\n" % retry_after if retry_after else b"",
+            b"X-Request-Id: %b\r\n%b"
+            % (
+                format_id(IdKind.GENERATION, self.gateway.new_id()).encode(),
+                b"Retry-After: %d\r\n" % retry_after if retry_after else b"",
+            ),
         )
 
     def _refuse(self, error: PlatformError) -> None:

@@ -169,6 +169,27 @@ async def test_tokenize_has_one_shape_also_where_the_engine_speaks_another(stack
 # ---- refusals
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "key", "status"),
+    [
+        ("GET", "/v1/models", True, 200),
+        ("GET", "/v1/models/none", True, 404),
+        ("GET", "/v1/models", False, 401),
+        ("POST", "/v1/chat/completions", False, 401),
+        ("PUT", "/v1/chat/completions", True, 405),
+        ("GET", "/health", False, 200),
+        ("GET", "/nothing", False, 404),
+    ],
+)
+async def test_every_answer_has_a_request_id(stack: Stack, method: str, path: str, key: bool, status: int) -> None:
+    headers = {} if key else {"Authorization": ""}
+    answer = await stack.client.request(method, path, headers=headers, json={} if method == "POST" else None)
+    assert answer.status_code == status
+    assert answer.headers["x-request-id"].startswith("gen_")
+    if status >= 400:
+        assert answer.json()["error"].keys() >= {"message", "type", "code", "param"}
+
+
 async def test_refusals_before_admission(stack: Stack) -> None:
     client, made = stack.client, stack.rig
     missing = await stack.chat("x", model="nope")
@@ -273,6 +294,15 @@ async def test_an_engine_that_is_not_there(stack: Stack) -> None:
     answer = await stack.chat("x", model="gone")
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "UPSTREAM_ERROR")
     assert stack.rig.event.amount_pico == 0
+
+
+async def test_the_same_replica_is_never_asked_twice(stack: Stack) -> None:
+    """It may have done the work the first time: a second call would be work that nobody pays."""
+    model = stack.rig.sleeping("local")
+    stack.rig.wake(model, stack.rig.models["sim"].base_url)
+    answer = await stack.chat("[[sim fault=close]]", model="local")
+    assert answer.status_code == 502
+    assert stack.engine.sequence == 1
 
 
 async def test_another_replica_is_asked_when_the_first_is_not_there(stack: Stack) -> None:

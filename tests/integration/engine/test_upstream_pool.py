@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from core.clock import ManualClock
-from engine.client import IDLE_MAX_S, Failure, Target, UpstreamPool
+from engine.client import IDLE_MAX_S, STALE_WITHIN_S, Failure, Target, UpstreamPool
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 Behaviour = Callable[["Engine", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -133,6 +133,21 @@ async def test_closed_as_we_write_is_tried_once_more() -> None:
         assert (again.failure, again.ends) == (None, 1)
         assert made.connections == 2
         assert made.pool.retries == 1
+
+
+async def test_lost_at_work_is_not_tried_again() -> None:
+    """After a while without a byte the engine was busy with the request: sending it again would do it twice."""
+
+    async def behaviour(made: Engine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await made.request(reader)
+        writer.write(OK)
+        await made.request(reader)
+        made.clock.advance(STALE_WITHIN_S + 0.1)
+
+    async with engine(behaviour) as made:
+        await made.call()
+        assert (await made.call()).failure is Failure.LOST
+        assert (made.connections, made.pool.retries) == (1, 0)
 
 
 async def test_a_fresh_connection_that_gives_nothing_is_not_tried_again() -> None:
