@@ -47,6 +47,8 @@ class Client(Protocol):
 
     def respond(self, status: int, body: bytes, extra: bytes) -> None: ...
 
+    def abandon(self) -> None: ...
+
 
 class Job:
     """Filled in stage by stage."""

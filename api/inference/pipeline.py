@@ -56,6 +56,9 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
     client.settling = True
     try:
         await settle.settle(gateway, job, request, client, error)
+    except Exception as bug:  # noqa: BLE001 - whoever waits for the rest of an answer must hear that none comes
+        settle.report_bug(gateway, job, bug)
+        client.abandon()
     finally:
         if job.grant is not None:
             gateway.admission.release(job.grant, None)

@@ -412,6 +412,10 @@ class InferenceProtocol(asyncio.Protocol):
         )
         self.transport.write(lines + body)
 
+    def abandon(self) -> None:
+        """No answer, or no end of one, will come."""
+        self.transport.abort()
+
     def begin_stream(self, extra: bytes) -> None:
         """The head goes out with the first chunk, so that an error before it can still be a plain answer."""
         if self.gateway.settings.cors_origins:

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 
@@ -432,6 +433,18 @@ async def test_a_bug_leaks_neither_slot_nor_money(stack: Stack, monkeypatch: pyt
     assert "bug of ours" not in answer.text
     assert not stack.rig.admission.held
     assert not stack.rig.spool.events
+
+
+async def test_a_bug_in_the_last_stage_leaves_nobody_waiting(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr("api.inference.settle.record", broken)
+    for stream in (False, True):
+        with pytest.raises(httpx.RemoteProtocolError):
+            await stack.chat("x", stream=stream)
+    assert not stack.rig.admission.held
+    assert stack.rig.gateway.metrics.counters["internal_errors_total"] == 2
 
 
 async def test_cors_only_for_origins_of_the_settings(stack: Stack) -> None:
