@@ -20,6 +20,7 @@ from core.money import Currency, parse_pico
 from core.settings import Settings
 from core.tiers import Tier
 from tenants import api_keys, operators, projects, tenants
+from tenants.types import DEFAULT_RPM, KeyLimits
 
 TENANT = "demo"
 OPERATOR = "admin"
@@ -71,7 +72,15 @@ async def _people(session: AsyncSession, secrets: HomeSecrets, pepper: bytes) ->
     await operators.issue_token(session, operator.id, pepper=pepper, token=secrets.operator_token)
     tenant = await tenants.create(session, name=TENANT, currency=Currency.USD)
     project = await projects.create(session, tenant.id, name="default")
-    await api_keys.create(session, tenant.id, project.id, name="demo", pepper=pepper, secret=secrets.api_key)
+    await api_keys.create(
+        session,
+        tenant.id,
+        project.id,
+        name="demo",
+        pepper=pepper,
+        secret=secrets.api_key,
+        limits=KeyLimits(rpm_limit=DEFAULT_RPM),
+    )
     await ledger.open_tenant(session, tenant.id, Currency.USD)
     await top_up(
         session, tenant.id, parse_pico(CREDIT), idempotency_key="demo", actor="tidegate up", note="demo credit"

@@ -1,21 +1,35 @@
-"""Which replica of a deployment answers: the ready one with the fewest requests of ours in flight. Pure."""
+"""Which replica of a deployment answers: the one with the fewest requests of this gateway in flight. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
-from knative.types import Endpoint
+
+class Loaded(Protocol):
+    """A replica, and how many requests this gateway has running there."""
+
+    @property
+    def inflight(self) -> int: ...
 
 
-def pick(endpoints: Sequence[Endpoint], inflight: Mapping[str, int], *, turn: int = 0) -> Endpoint | None:
-    """Return the endpoint to use, or None when there is none.
+Replica = TypeVar("Replica", bound=Loaded)
+
+
+def pick(replicas: Sequence[Replica], *, besides: Replica | None = None, turn: int = 0) -> Replica:
+    """Return the replica to ask.
 
     Args:
-        endpoints: the ready ones, as the controller publishes them.
-        inflight: by endpoint URL, requests this gateway has running there; missing means 0.
+        replicas: the ready ones, at least one.
+        besides: one that was asked before; it is asked again only where there is no other.
         turn: a number that differs from call to call, so that equals take turns.
     """
-    count = len(endpoints)
-    if count <= 1:
-        return endpoints[0] if count else None
+    count = len(replicas)
+    if count == 1:
+        return replicas[0]
     start = turn % count
-    order = (endpoints[(start + step) % count] for step in range(count))
-    return min(order, key=lambda endpoint: inflight.get(endpoint.url, 0))
+    order = [*replicas[start:], *replicas[:start]]
+    others = [replica for replica in order if replica is not besides]
+    return min(others or order, key=_inflight)
+
+
+def _inflight(replica: Loaded) -> int:
+    return replica.inflight

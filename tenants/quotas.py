@@ -19,6 +19,11 @@ def _concurrency(counter: str, limit: int) -> Demand:
 
 def demands(principal: Principal, model: ServedModel) -> tuple[Demand, ...]:  # noqa: ARG001 - limits per model come to this seam
     """Return what one request of `principal` takes: narrowest first, and only where there is a limit."""
+    return limits(principal)
+
+
+def limits(principal: Principal) -> tuple[Demand, ...]:
+    """Return what a request takes whatever its model."""
     key, project, tenant = principal.key_id.hex, principal.project_id.hex, principal.tenant_id.hex
     wanted = (
         _rate(f"key:{key}:rpm", principal.key_rpm),

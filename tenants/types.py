@@ -108,6 +108,11 @@ class KeyLimits:
     expires_at: datetime | None = None
 
 
+DEFAULT_RPM = 600_000
+"""What a key made without a word about it may do: more than one gateway core serves, so that nobody meets it by chance,
+and yet a limit, so that its answers show how much is left."""
+
+
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     """A key as people see it: never the secret, never its digest."""

@@ -15,7 +15,7 @@ from core.pagination import page_of
 from core.tiers import Tier
 from tenants import api_keys, tenants
 from tenants.errors import invalid
-from tenants.types import ApiKey, KeyLimits, Scope
+from tenants.types import DEFAULT_RPM, ApiKey, KeyLimits, Scope
 
 router = APIRouter(route_class=GuardedRoute, tags=["API keys"])
 
@@ -36,7 +36,7 @@ class ApiKeyIn(Input):
     allowed_networks: list[Network] = Field(
         default_factory=list, max_length=64, description="CIDR networks; none means from anywhere."
     )
-    rpm_limit: RateLimit = 0
+    rpm_limit: RateLimit = DEFAULT_RPM
     concurrency_limit: Limit = 0
     expires_at: Instant | None = None
 

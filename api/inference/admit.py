@@ -1,14 +1,12 @@
 """Stage four: hand every demand of the request to the one admission script."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from api.inference import errors, estimate
 from api.inference.gateway import Gateway
 from api.inference.job import Job, Request
-from api.inference.ports import LimitState
+from api.inference.limits import limit_headers
 from billing import holds
-from core.demand import DemandKind
 from core.errors import PlatformError
 
 PATIENCE_HEADER = b"x-tidegate-max-wait"  # seconds the caller is willing to wait for a place or a wake
@@ -40,23 +38,8 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
     job.admitted_at_us = gateway.clock.now_us()
     if grant.limits:
         job.limits = limit_headers(grant.limits)
+        gateway.seen_limits.note(offer.principal.key_id, grant.limits, job.started)
     return grant
-
-
-def limit_headers(limits: Sequence[LimitState]) -> bytes:
-    """Header lines of the limits nearest to their end: one of requests per minute, one of requests at once."""
-    nearest: dict[bytes, LimitState] = {}
-    for limit in limits:
-        name = b"Requests" if limit.kind is DemandKind.RATE else b"Concurrency"
-        if name not in nearest or limit.remaining < nearest[name].remaining:
-            nearest[name] = limit
-    return b"".join(
-        [
-            b"X-Ratelimit-Limit-%b: %d\r\nX-Ratelimit-Remaining-%b: %d\r\nX-Ratelimit-Reset-%b: %ds\r\n"
-            % (name, limit.limit, name, limit.remaining, name, limit.reset_s)
-            for name, limit in nearest.items()
-        ]
-    )
 
 
 def patience(header: bytes | None, most: int) -> float:

@@ -23,6 +23,9 @@ from tenants.types import Principal
 
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+Answer = tuple[int, bytes, Headers]
+JSON = (b"content-type", b"application/json")
 TOKENS_PRICED = 1_000_000
 
 
@@ -45,28 +48,22 @@ class ColdApp:
         if method in {"GET", "HEAD"}:
             answer = await self._own(path, headers, scope)
             if answer is not None:
-                status, body, content_type = answer
+                status, body, lines = answer
                 request_id = format_id(IdKind.GENERATION, self._gateway.new_id()).encode()
-                own = [(b"content-type", content_type), (b"x-request-id", request_id)]
-                await _send(send, status, body, [*own, *_cors(headers, origins)])
+                await _send(send, status, body, [*lines, (b"x-request-id", request_id), *_cors(headers, origins)])
                 return
-        await self._proxy.forward(scope, receive, send)
+        await self._proxy.forward(scope, receive, _with_headers(send, _cors(headers, origins)))
 
-    async def _own(
-        self, path: str, headers: dict[bytes, bytes], scope: dict[str, Any]
-    ) -> tuple[int, bytes, bytes] | None:
+    async def _own(self, path: str, headers: dict[bytes, bytes], scope: dict[str, Any]) -> Answer | None:
         if path in {"/health", "/healthz"}:
-            return 200, b'{"status":"ok"}', b"application/json"
+            return 200, b'{"status":"ok"}', [JSON]
         if path == "/ready":
             report = self._readiness()
-            return (200 if report.serving else 503), msgspec.json.encode(report), b"application/json"
+            return (200 if report.serving else 503), msgspec.json.encode(report), [JSON]
         if path == "/metrics":
-            return 200, self._metrics().encode(), b"text/plain; version=0.0.4; charset=utf-8"
+            return 200, self._metrics().encode(), [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
         if path == "/v1/models" or path.startswith("/v1/models/"):
-            try:
-                return 200, self._models(path, headers, scope), b"application/json"
-            except PlatformError as error:
-                return errors.status_of(error), errors.body_of(error), b"application/json"
+            return self._models(path, headers, scope)
         return None
 
     def _metrics(self) -> str:
@@ -83,14 +80,30 @@ class ColdApp:
             }
         )
 
-    def _models(self, path: str, headers: dict[bytes, bytes], scope: dict[str, Any]) -> bytes:
+    def _models(self, path: str, headers: dict[bytes, bytes], scope: dict[str, Any]) -> Answer:
+        gateway = self._gateway
+        lines = [JSON]
+        try:
+            principal = self._caller(headers, scope)
+            lines += _split(gateway.seen_limits.headers(principal, gateway.clock.monotonic()))
+            return 200, self._listed(path, principal), lines
+        except PlatformError as error:
+            retry_after = errors.retry_after_of(error)
+            if retry_after:
+                lines.append((b"retry-after", str(retry_after).encode()))
+            return errors.status_of(error), errors.body_of(error), lines
+
+    def _caller(self, headers: dict[bytes, bytes], scope: dict[str, Any]) -> Principal:
         gateway = self._gateway
         key = bearer_of(headers.get(b"authorization", b""))
         if not key:
             raise access.missing_key(key)
-        principal = access.authenticate(
+        return access.authenticate(
             gateway.directory, digest(gateway.pepper, key), gateway.clock.now_us(), scope["client"][0]
         )
+
+    def _listed(self, path: str, principal: Principal) -> bytes:
+        gateway = self._gateway
         name = path.removeprefix("/v1/models").removeprefix("/")
         if name:
             return msgspec.json.encode(self._entry(principal, access.find_model(gateway.directory, principal, name)))
@@ -133,6 +146,21 @@ def _per_million(schedule: PriceSchedule) -> dict[str, str]:
         "output": format_pico(schedule.output * TOKENS_PRICED),
         "reasoning": format_pico(schedule.reasoning * TOKENS_PRICED),
     }
+
+
+def _split(lines: bytes) -> Headers:
+    """Header lines as ASGI has them."""
+    pairs = (line.partition(b": ") for line in lines.splitlines())
+    return [(name.lower(), value) for name, _, value in pairs]
+
+
+def _with_headers(send: Send, added: Headers) -> Send:
+    async def sent(message: Message) -> None:
+        if added and message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *added]}
+        await send(message)
+
+    return sent
 
 
 def _cors(headers: dict[bytes, bytes], origins: tuple[str, ...]) -> list[tuple[bytes, bytes]]:

@@ -1,14 +1,16 @@
 """What one gateway process is made of, handed to every stage. Built in `app.run`, or by a test."""
 
 import asyncio
+import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from api.inference.access_log import AccessLog
 from api.inference.directory import Directory
+from api.inference.limits import SeenLimits
 from api.inference.metrics import Metrics
 from api.inference.ports import Admission, Spool, States
 from api.inference.request import Call
@@ -89,6 +91,8 @@ class Gateway:
     relays: set[Any] = field(default_factory=set)
     held: dict[UUID, int] = field(default_factory=dict)  # deployment → callers that wait here for its wake
     retries: RetryBudget = field(default_factory=RetryBudget)
+    turns: Iterator[int] = field(default_factory=itertools.count)  # equal replicas take turns
+    seen_limits: SeenLimits = field(default_factory=SeenLimits)
     durable: Waiters = field(init=False)
     date_line: bytes = b""
     now: float = 0.0  # monotonic, as coarse as the sweeper's step

@@ -67,12 +67,12 @@ class Job:
         "started",
     )
 
-    principal: Principal
     call: Call
     offer: Offer
 
     def __init__(self, request_id: UUID, started: float) -> None:
         self.id = request_id
+        self.principal: Principal | None = None
         self.public_id = _PREFIX + request_id.hex
         self.started = started
         self.patience_until = started

@@ -6,6 +6,7 @@ from api.inference.job import Job
 from catalog.types import DeploymentKind, ServedModel
 from engine.client import Target
 from knative.types import DeploymentState, ReplicaState
+from scheduler.router import pick
 
 ANSWERING = frozenset({ReplicaState.READY, ReplicaState.IDLE})
 
@@ -22,18 +23,8 @@ async def route(gateway: Gateway, job: Job, *, besides: Target | None = None) ->
     state = gateway.states.current(model.deployment_id)
     if state is None or state.state not in ANSWERING or not state.endpoints:
         state = await _wait_for_wake(gateway, job, model)
-    return pick(gateway, state, besides)
-
-
-def pick(gateway: Gateway, state: DeploymentState, besides: Target | None) -> Target:
-    """The endpoint with the fewest calls under way from this process."""
     targets = [gateway.pool.target(endpoint.url) for endpoint in state.endpoints]
-    others = [target for target in targets if target is not besides]
-    return min(others or targets, key=_inflight)
-
-
-def _inflight(target: Target) -> int:
-    return target.inflight
+    return pick(targets, besides=besides, turn=next(gateway.turns))
 
 
 async def _wait_for_wake(gateway: Gateway, job: Job, model: ServedModel) -> DeploymentState:

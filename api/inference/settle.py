@@ -54,7 +54,7 @@ async def settle(gateway: Gateway, job: Job, request: Request, client: Client, e
         gateway.durable.add(durable)
         note_durable(gateway, await durable)
     if not client.gone:
-        answer(job, client, relay, bill, error)
+        answer(gateway, job, client, relay, bill, error)
     note(gateway, job, request, bill, status, error)
 
 
@@ -165,13 +165,15 @@ def note_durable(gateway: Gateway, result: str) -> None:
 # ---- the answer
 
 
-def answer(job: Job, client: Client, relay: Relay | None, bill: Bill | None, error: PlatformError | None) -> None:
+def answer(  # noqa: PLR0917 - a leaf of settle, which has all of it
+    gateway: Gateway, job: Job, client: Client, relay: Relay | None, bill: Bill | None, error: PlatformError | None
+) -> None:
     """Write the end of a stream, a whole answer, or the error."""
     if error is not None:
         if client.streaming:
             client.end_stream(errors.sse_event_of(error))
         else:
-            client.respond(errors.status_of(error), errors.body_of(error), error_headers(job, error))
+            client.respond(errors.status_of(error), errors.body_of(error), error_headers(gateway, job, error))
     elif isinstance(relay, StreamRelay):
         tail = DONE
         if job.call.include_usage and bill is not None:
@@ -216,8 +218,10 @@ def public_body(job: Job, relay: Relay) -> bytes:
     return body
 
 
-def error_headers(job: Job, error: PlatformError) -> bytes:
-    """Request id, limits if the request was admitted, Retry-After where another try makes sense."""
+def error_headers(gateway: Gateway, job: Job, error: PlatformError) -> bytes:
+    """Request id, the key's limits, Retry-After where another try makes sense."""
+    if not job.limits and job.principal is not None:
+        job.limits = gateway.seen_limits.headers(job.principal, job.started, error)
     lines = stream.stream_headers(job)
     retry_after = errors.retry_after_of(error)
     return lines + b"Retry-After: %d\r\n" % retry_after if retry_after else lines

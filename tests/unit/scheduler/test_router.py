@@ -1,29 +1,38 @@
+from dataclasses import dataclass
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knative.types import Endpoint
 from scheduler.router import pick
 
-A, B, C = (Endpoint(name, f"http://127.0.0.1/{name}") for name in "abc")
+
+@dataclass(eq=False)
+class Replica:
+    inflight: int = 0
 
 
-def test_nothing_ready_is_none() -> None:
-    assert pick((), {}) is None
-
-
-def test_the_least_loaded_wins_and_an_unknown_one_counts_as_idle() -> None:
-    assert pick((A, B, C), {A.url: 2, B.url: 1, C.url: 3}) is B
-    assert pick((A, B, C), {A.url: 1, B.url: 1}) is C
+def test_the_least_loaded_wins() -> None:
+    a, b, c = Replica(2), Replica(1), Replica(3)
+    assert pick((a, b, c)) is b
+    assert pick((c,)) is c
 
 
 def test_equals_take_turns() -> None:
-    assert [pick((A, B, C), {}, turn=turn) for turn in range(4)] == [A, B, C, A]
+    a, b, c = Replica(), Replica(), Replica()
+    assert [pick((a, b, c), turn=turn) for turn in range(4)] == [a, b, c, a]
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(0, 100))
-def test_nobody_has_fewer_in_flight_than_the_one_picked(loads: list[int], turn: int) -> None:
-    endpoints = [Endpoint(str(n), f"u{n}") for n in range(len(loads))]
-    inflight = {endpoint.url: load for endpoint, load in zip(endpoints, loads, strict=True)}
-    picked = pick(endpoints, inflight, turn=turn)
-    assert picked is not None
-    assert inflight[picked.url] == min(loads)
+def test_another_one_is_asked_when_there_is_another() -> None:
+    a, b = Replica(0), Replica(9)
+    assert pick((a, b), besides=a) is b
+    assert pick((a,), besides=a) is a
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(0, 100), st.integers(0, 7))
+def test_nobody_else_has_fewer_in_flight_than_the_one_picked(loads: list[int], turn: int, asked: int) -> None:
+    replicas = [Replica(load) for load in loads]
+    besides = replicas[asked % len(replicas)]
+    picked = pick(replicas, besides=besides, turn=turn)
+    others = [replica for replica in replicas if replica is not besides] or replicas
+    assert picked in others
+    assert picked.inflight == min(replica.inflight for replica in others)
