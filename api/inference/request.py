@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from api.inference import errors
+from api.inference import errors, places
 from core.tiers import Tier
 
 SAMPLING = frozenset(
@@ -86,7 +86,7 @@ def parse(endpoint: str, raw: bytes) -> Call:
     else:  # nothing in it is escaped: every quote delimits a string
         same = raw.count(b'"') == body.count(b'"') + text.count(b'"')
     if not same:
-        raise errors.invalid("The body names a member twice. Every name may stand once in its object.")
+        raise errors.invalid(places.twice(raw))
     return _call(endpoint, members, own, body[:-1], len(raw))
 
 
@@ -96,7 +96,7 @@ def _members(raw: bytes) -> dict[str, Any]:
     except RecursionError:
         raise errors.invalid("The body is nested too deeply.") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise errors.invalid(f"The body is not valid JSON: {error}") from None
+        raise errors.invalid(places.malformed(raw, str(error))) from None
     if type(members) is not dict:
         raise errors.invalid("The body must be a JSON object.")
     return members

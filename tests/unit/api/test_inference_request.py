@@ -45,6 +45,11 @@ def test_a_member_that_stands_twice_is_refused_at_every_depth(raw: bytes) -> Non
     assert "twice" in refused(raw).message
 
 
+def test_the_member_that_stands_twice_is_named() -> None:
+    message = refused(b'{"model":"m","messages":[{"role":"user","content":"x","content":"y"}]}').message
+    assert "'content' stands twice" in message
+
+
 json_texts = st.text(max_size=12) | st.sampled_from(['"', "\\", '\\"', '"model":"x"', "\n", "é🌊", "\\u0022", "{}"])
 json_values = st.recursive(
     st.none()
@@ -107,7 +112,9 @@ def test_what_is_not_known_is_refused_by_name(endpoint: str) -> None:
         (b"[]", "object"),
         (b"null", "object"),
         (b'{"model":"m","messages":NaN}', "byte 24"),
-        (b'{"model":"\xff","messages":[1]}', "JSON"),
+        (b'{"model":"\xff","messages":[1]}', "UTF-8 at line 1, column 11"),
+        (b'{"model":"m",\n"messages":[1]}\n x', "line 3, column 2"),
+        (b'{"model":"m",\n"messages":[1', "line 2, column 14"),
         (b'{"model":"m","messages":' + b"[" * 100_000, "deeply"),
         (b'{"messages":[1]}', "'model'"),
         (b'{"model":"","messages":[1]}', "'model'"),
