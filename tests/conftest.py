@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,9 +56,9 @@ def postgres(service_folder: Path) -> Iterator[PostgresService]:
     pg.stop(process)
 
 
-@pytest.fixture
-def database(postgres: PostgresService) -> Iterator[str]:
-    """The name of a fresh, migrated database."""
+@contextmanager
+def fresh_database(postgres: PostgresService) -> Iterator[str]:
+    """The name of a fresh, migrated database, dropped at the end."""
     name = f"t_{secrets.token_hex(6)}"
     with psycopg.connect(postgres.url("owner", "postgres"), autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE tidegate_template").format(sql.Identifier(name)))
@@ -68,8 +69,18 @@ def database(postgres: PostgresService) -> Iterator[str]:
 
 
 @pytest.fixture
-def database_settings(postgres: PostgresService, database: str) -> Database:
+def database(postgres: PostgresService) -> Iterator[str]:
+    with fresh_database(postgres) as name:
+        yield name
+
+
+def settings_of(postgres: PostgresService, database: str) -> Database:
     return Database.model_validate({"url": postgres.url("app", database), "owner_url": postgres.url("owner", database)})
+
+
+@pytest.fixture
+def database_settings(postgres: PostgresService, database: str) -> Database:
+    return settings_of(postgres, database)
 
 
 @pytest.fixture

@@ -1,0 +1,493 @@
+"""What callers are promised, of the whole platform: gateways, control plane, controller and poster as processes.
+
+Prices, limits and engines differ from test to test; the platform is one, because a start costs seconds.
+"""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from cli.embedded import valkey as vk
+from core import db
+from core.clock import SystemClock
+from core.settings import Database
+from engine import simulator
+from engine.simulator import Options
+from tests.conftest import PostgresService, fresh_database, settings_of
+from tests.factories import fleet as fleets
+from tests.factories.fleet import Customer, Fleet, Member
+from tests.factories.gateway_process import free_port
+from tests.factories.stack import events_of
+from tests.factories.tenants import operator
+from tests.waiting import until
+
+CHAT = "/v1/chat/completions"
+ORIGIN = "https://app.example"
+CHEAP = {"input": "2.00", "cached_input": "0.20", "output": "6.00"}
+DEAR = {"input": "3.00", "cached_input": "0.30", "output": "15.00"}
+REPLICAS = 4
+HASTY = REPLICAS  # one gateway more, which gives up on an engine after a second and lets a browser in
+HERD = 300
+
+
+@pytest.fixture(scope="module")
+def module_database(postgres: PostgresService) -> Iterator[Database]:
+    with fresh_database(postgres) as name:
+        yield settings_of(postgres, name)
+
+
+@pytest.fixture(scope="module")
+def own_valkey(tmp_path_factory: pytest.TempPathFactory, service_folder: Path) -> Iterator[Path]:
+    """One that no other test empties."""
+    folder, address = tmp_path_factory.mktemp("valkey"), service_folder / "platform.sock"
+    process = vk.start(folder, address)
+    vk.wait_ready(folder, address, lambda: process.poll() is None)
+    yield address
+    vk.stop(process)
+
+
+@pytest.fixture(scope="module")
+async def fleet(module_database: Database, own_valkey: Path, service_folder: Path) -> AsyncIterator[Fleet]:
+    folder = service_folder / "platform"
+    folder.mkdir(mode=0o700)
+    log = folder / "engine.jsonl"
+    engine = await simulator.serve(Options(log=str(log)), SystemClock())
+    shared = fleets.environment(folder, module_database, own_valkey)
+    gateways = [fleets.gateway(number) for number in range(REPLICAS)]
+    gateways.append(fleets.gateway(HASTY, request_timeout_s="1", cors_origins=json.dumps([ORIGIN])))
+    others = [
+        Member("api", "api.app"),
+        Member("controller", "knative.controller"),
+        Member("poster", "billing.poster"),
+    ]
+    pool = db.create_engine(module_database)
+    _, token = await operator(db.create_sessions(pool))
+    await pool.dispose()
+    starting = fleets.running(folder, shared, [member for member, _ in gateways] + others)
+    await asyncio.to_thread(starting.__enter__)
+    try:
+        found = Fleet(folder, [url for _, url in gateways], token, log)
+        host, port = engine.addresses[0][:2]
+        await furnish(found, f"http://{host}:{port}")
+        yield found
+        await found.operator.aclose()
+    finally:
+        await asyncio.to_thread(starting.__exit__, None, None, None)
+        await engine.cleanup()
+
+
+async def furnish(fleet: Fleet, engine: str) -> None:
+    """Models with their prices. `exact`: 4.04 bytes a token, so that a body of 16,160 bytes is 4,000 tokens."""
+    external = {"kind": "external", "base_url": engine}
+    await fleet.add_model("sim", {"context_max": 32768}, **external)
+    await fleet.add_model("exact", {"context_max": 32768, "bytes_per_token_milli": 4040}, **external)
+    await fleet.add_model("gone", {"context_max": 32768}, kind="external", base_url=f"http://127.0.0.1:{free_port()}")
+    asleep = {"kind": "local", "waiting_max": 64, "engine_args": {"log": str(fleet.folder / "cold.jsonl")}}
+    await fleet.add_model("cold", {"context_max": 32768}, **asleep)
+    await fleet.add_model("slow", {"context_max": 32768}, kind="local", engine_args={"load_ms": 600_000})
+    await fleet.publish({name: DEAR if name == "exact" else CHEAP for name in fleet.models})
+
+
+@pytest.fixture(scope="module")
+async def somebody(fleet: Fleet) -> Customer:
+    """A customer for the tests that change nothing of theirs."""
+    return await fleet.customer("1")
+
+
+@pytest.fixture
+async def gateways(fleet: Fleet) -> AsyncIterator[list[httpx.AsyncClient]]:
+    """A client for each of the four, without a key."""
+    limits = httpx.Limits(max_connections=200)
+    clients = [httpx.AsyncClient(base_url=url, timeout=60, limits=limits) for url in fleet.urls[:REPLICAS]]
+    yield clients
+    for client in clients:
+        await client.aclose()
+
+
+def body(prompt: str, model: str = "sim", *, size: int = 0, **members: Any) -> bytes:
+    """A chat request, with blanks at its end to be of that size."""
+    text = json.dumps({"model": model, "messages": [{"role": "user", "content": prompt}], **members})
+    assert len(text) <= size or not size
+    return text.ljust(size).encode()
+
+
+def figures(valkey: Path, customer: Customer) -> dict[str, int]:
+    """The tenant's credit as admission sees it, in nano: available before what is outstanding, and that."""
+    with redis.Redis(unix_socket_path=str(valkey)) as client:
+        found = client.hmget(f"{{tg}}:credit:{customer.tenant_hex}", ["a", "o"])
+        entries = client.hvals(f"{{tg}}:out:{customer.tenant_hex}")
+    assert isinstance(found, list)
+    assert isinstance(entries, list)
+    return {"a": int(found[0]), "o": int(found[1] or 0), "entries": sum(map(int, entries))}
+
+
+def code_of(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+# ---- money
+
+
+async def test_the_receipt_of_the_worked_example(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
+    """12,345 prompt tokens of which 10,240 cached, 1,000 out of which 640 reasoning, at 2.00 / 0.20 / 6.00."""
+    customer = await fleet.customer("10")
+    for stream, gateway in zip((False, True), gateways, strict=False):
+        prompt = "[[sim n=1000 p=12345 cached=10240 reasoning=640]]"
+        answer = await gateway.post(
+            CHAT, content=body(prompt, max_tokens=2000, stream=stream), headers=customer.headers
+        )
+        assert answer.status_code == 200
+        receipt = await fleet.receipt(customer, answer.headers["x-request-id"])
+        assert receipt["amount"] == "0.012258000000"
+        assert (receipt["outcome"], receipt["model"], receipt["stream"]) == ("completed", "sim", stream)
+        assert [(line["meter"], line["quantity"], line["amount"]) for line in receipt["lines"]] == [
+            ("input", 2105, "0.004210000000"),
+            ("cached_input", 10240, "0.002048000000"),
+            ("output", 360, "0.002160000000"),
+            ("reasoning", 640, "0.003840000000"),
+        ]
+    assert await fleet.available(customer) == "9.975484000000"
+
+
+async def test_credit_for_ten_holds_admits_exactly_ten_of_a_hundred(
+    fleet: Fleet, gateways: list[httpx.AsyncClient], own_valkey: Path
+) -> None:
+    """Each call costs all of its hold, 100 in at 3.00 and 20 out at 15.00 are 0.0006, so that none frees credit."""
+    customer = await fleet.customer("0.006")
+    content = body("[[sim n=20 p=100 d=2000]]", "exact", size=404, max_tokens=20)
+    turns = cycle(gateways)
+    lowest = 6_000_000
+
+    async def call(gateway: httpx.AsyncClient) -> httpx.Response:
+        nonlocal lowest
+        answer = await gateway.post(CHAT, content=content, headers=customer.headers)
+        seen = figures(own_valkey, customer)
+        lowest = min(lowest, seen["a"] - seen["o"])
+        return answer
+
+    answers = await asyncio.gather(*(call(next(turns)) for _ in range(100)))
+    admitted = [answer for answer in answers if answer.status_code == 200]
+    assert len(admitted) == 10
+    assert {code_of(answer) for answer in answers if answer not in admitted} == {(402, "INSUFFICIENT_CREDIT")}
+    assert {answer.headers["x-tidegate-cost"] for answer in admitted} == {"0.000600000000 USD"}
+    for answer in admitted:
+        assert (await fleet.receipt(customer, answer.headers["x-request-id"]))["amount"] == "0.000600000000"
+    await until(lambda: figures(own_valkey, customer) == {"a": 0, "o": 0, "entries": 0})
+    assert lowest == 0
+    assert await fleet.available(customer) == "0.000000000000"
+
+
+async def test_a_stream_cut_after_137_tokens(fleet: Fleet, gateways: list[httpx.AsyncClient], own_valkey: Path) -> None:
+    """4,000 in at 3.00, out at 15.00, max_tokens 2,000: hold 0.042, billed 0.014055, released 0.027945."""
+    customer = await fleet.customer("1")
+    directive = "[[sim n=2000 fault=stall at=137]]"
+    prompt = directive + "x" * ((4000 - 4) * 4 - len(directive))  # the engine counts 4,000
+    content = body(prompt, "exact", size=16_160, stream=True, max_tokens=2000)
+    seen = ""
+    async with gateways[0].stream("POST", CHAT, content=content, headers=customer.headers) as answer:
+        async for text in answer.aiter_text():
+            seen += text
+            if seen.count('"delta"') == 138:  # the first says who speaks
+                break
+        held = figures(own_valkey, customer)
+    assert held == {"a": 1_000_000_000, "o": 42_000_000, "entries": 42_000_000}
+    receipt = await fleet.receipt(customer, answer.headers["x-request-id"])
+    assert (receipt["outcome"], receipt["count_source"], receipt["amount"]) == (
+        "client_abort",
+        "gateway",
+        "0.014055000000",
+    )
+    await until(lambda: figures(own_valkey, customer) == {"a": 985_945_000, "o": 0, "entries": 0})
+    assert 42_000_000 - (held["a"] - figures(own_valkey, customer)["a"]) == 27_945_000
+    assert await fleet.available(customer) == "0.985945000000"
+
+
+async def test_an_engine_that_times_out_before_the_first_token_costs_nothing(fleet: Fleet, own_valkey: Path) -> None:
+    customer = await fleet.customer("1")
+    async with httpx.AsyncClient(base_url=fleet.urls[HASTY], headers=customer.headers, timeout=30) as client:
+        for stream in (False, True):
+            answer = await client.post(CHAT, content=body("[[sim t=60000000]]", stream=stream))
+            assert code_of(answer) == (504, "UPSTREAM_TIMEOUT")
+            receipt = await fleet.receipt(customer, answer.headers["x-request-id"])
+            assert (receipt["outcome"], receipt["amount"]) == ("timeout", "0.000000000000")
+    await until(lambda: figures(own_valkey, customer) == {"a": 1_000_000_000, "o": 0, "entries": 0})
+    assert await fleet.available(customer) == "1.000000000000"
+
+
+@pytest.mark.parametrize("ids", ["null", "empty", "same"])
+async def test_four_calls_are_four_receipts_whatever_the_engine_calls_them(
+    fleet: Fleet, gateways: list[httpx.AsyncClient], ids: str
+) -> None:
+    customer = await fleet.customer("1")
+    calls = [
+        gateway.post(CHAT, content=body(f"[[sim ids={ids} n=5 p=10]]", stream=stream), headers=customer.headers)
+        for gateway, stream in zip(gateways, (False, False, True, True), strict=True)
+    ]
+    generations = {answer.headers["x-request-id"] for answer in await asyncio.gather(*calls)}
+    assert len(generations) == 4
+    for generation in generations:
+        assert (await fleet.receipt(customer, generation))["amount"] == "0.000050000000"
+    assert await fleet.available(customer) == "0.999800000000"
+
+
+@pytest.mark.parametrize("plan", ["usage=choice", "usage=middle done=0", "usage=every split=1", "usage=null split=3"])
+async def test_usage_in_any_chunk_is_the_receipt_of_the_buffered_call(
+    fleet: Fleet, gateways: list[httpx.AsyncClient], plan: str
+) -> None:
+    """26 uncached at 2.00, 5 cached at 0.20, 12 out at 6.00 are 0.000125."""
+    customer = await fleet.customer("1")
+    for stream in (False, True):
+        content = body(f"[[sim n=12 p=31 cached=5 {plan}]]", stream=stream)
+        answer = await gateways[0].post(CHAT, content=content, headers=customer.headers)
+        receipt = await fleet.receipt(customer, answer.headers["x-request-id"])
+        assert (receipt["amount"], receipt["count_source"]) == ("0.000125000000", "engine")
+        if stream:
+            assert events_of(answer.text)[-1] == "[DONE]"
+
+
+# ---- keys
+
+
+async def test_a_revoked_key_is_refused_by_every_gateway_within_a_second(
+    fleet: Fleet, gateways: list[httpx.AsyncClient]
+) -> None:
+    customer = await fleet.customer("1")
+    path = f"/api/v1/admin/tenants/{customer.tenant_id}/keys/{customer.key_id}/revoke"
+    began = time.monotonic()
+    (await fleet.operator.post(path)).raise_for_status()
+    async with asyncio.timeout(1):
+        answers = await asyncio.gather(*(fleet.until_status(url, customer, 401) for url in fleet.urls))
+    assert time.monotonic() - began < 1
+    assert {code_of(answer) for answer in answers} == {(401, "KEY_REVOKED")}
+    calls = [gateway.post(CHAT, content=body("x"), headers=customer.headers) for gateway in gateways]
+    assert {code_of(answer) for answer in await asyncio.gather(*calls)} == {(401, "KEY_REVOKED")}
+
+
+async def test_what_is_suspended_may_not_call_until_it_is_active_again(
+    fleet: Fleet, gateways: list[httpx.AsyncClient]
+) -> None:
+    customer = await fleet.customer("1")
+    tenant = f"/api/v1/admin/tenants/{customer.tenant_id}"
+    for path, code in (
+        (f"{tenant}/projects/{customer.project_id}", "PROJECT_SUSPENDED"),
+        (tenant, "TENANT_SUSPENDED"),
+    ):
+        (await fleet.operator.patch(path, json={"status": "suspended"})).raise_for_status()
+        async with asyncio.timeout(1):
+            await asyncio.gather(*(fleet.until_status(url, customer, 403) for url in fleet.urls))
+        calls = [gateway.post(CHAT, content=body("x"), headers=customer.headers) for gateway in gateways]
+        assert {code_of(answer) for answer in await asyncio.gather(*calls)} == {(403, code)}
+        (await fleet.operator.patch(path, json={"status": "active"})).raise_for_status()
+        await asyncio.gather(*(fleet.until_status(url, customer, 200) for url in fleet.urls))
+
+
+async def test_tokens_and_keys_cannot_do_each_others_work(
+    fleet: Fleet, somebody: Customer, gateways: list[httpx.AsyncClient]
+) -> None:
+    token = {"Authorization": f"Bearer {fleet.operator_token}"}
+    called = await gateways[0].post(CHAT, content=body("x"), headers=token)
+    assert code_of(called) == (401, "INVALID_API_KEY")
+    assert code_of(await gateways[0].get("/v1/models", headers=token)) == (401, "INVALID_API_KEY")
+    assert (await gateways[0].get("/v1/generations/gen_" + "0" * 32, headers=token)).status_code == 403
+    for path in ("/api/v1/admin/tenants", f"/api/v1/admin/tenants/{somebody.tenant_id}/balance"):
+        assert (await gateways[0].get(path, headers=somebody.headers)).status_code == 403
+    made = await gateways[0].post("/api/v1/admin/models", json={"name": "mine"}, headers=somebody.headers)
+    assert made.status_code == 403
+
+
+async def test_a_key_sees_the_models_it_may_use_and_no_others(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
+    customer = await fleet.customer("1", model_patterns=["s*"])
+    gateway, headers = gateways[0], customer.headers
+    listed = (await gateway.get("/v1/models", headers=headers)).json()
+    assert [model["id"] for model in listed["data"]] == ["sim", "slow"]
+    assert (await gateway.get("/v1/models/sim", headers=headers)).json()["id"] == "sim"
+    missing = await gateway.post(CHAT, content=body("x", "nope"), headers=headers)
+    assert code_of(missing) == (404, "MODEL_NOT_FOUND")
+    assert missing.json()["error"]["details"] == {"models": ["sim", "slow"]}
+    assert "sim, slow" in missing.json()["error"]["message"]
+    for answer in (
+        await gateway.post(CHAT, content=body("x", "exact"), headers=headers),
+        await gateway.get("/v1/models/exact", headers=headers),
+    ):
+        assert code_of(answer) == (403, "MODEL_NOT_ALLOWED")
+
+
+# ---- limits
+
+
+async def test_every_answer_shows_the_limits_of_its_key(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
+    customer = await fleet.customer("1", rpm_limit=4)
+    asked = [
+        body("x"),
+        body("x", stream=True),
+        b'{"model":',
+        body("x", "nope"),
+        body("x", "gone"),
+        body("x"),
+        body("x"),
+    ]
+    found = []
+    for content in asked:  # one gateway: it knows what it saw; all of them count alike
+        answer = await gateways[0].post(CHAT, content=content, headers=customer.headers)
+        assert answer.headers["x-request-id"].startswith("gen_")
+        assert answer.headers["x-ratelimit-limit-requests"] == "4"
+        assert 1 <= int(answer.headers["x-ratelimit-reset-requests"].removesuffix("s")) <= 62
+        found.append((answer.status_code, answer.headers["x-ratelimit-remaining-requests"]))
+    assert found == [(200, "3"), (200, "2"), (400, "2"), (404, "2"), (502, "1"), (200, "0"), (429, "0")]
+    for gateway in gateways:
+        refused = await gateway.post(CHAT, content=body("x"), headers=customer.headers)
+        assert code_of(refused) == (429, "RATE_LIMITED")
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert 1 <= int(refused.headers["retry-after"]) <= 62
+
+
+async def test_a_key_made_without_limits_has_a_limit_to_show(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
+    customer = await fleet.customer("1")
+    answer = await gateways[0].post(CHAT, content=body("x"), headers=customer.headers)
+    limit = int(answer.headers["x-ratelimit-limit-requests"])
+    assert limit >= 60_000
+    assert answer.headers["x-ratelimit-remaining-requests"] == str(limit - 1)
+    poor = await fleet.customer("0")
+    refused = await gateways[0].post(CHAT, content=body("x"), headers=poor.headers)
+    assert code_of(refused) == (402, "INSUFFICIENT_CREDIT")
+    assert int(refused.headers["x-ratelimit-limit-requests"]) == limit
+
+
+async def test_one_request_at_a_time(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
+    customer = await fleet.customer("1", concurrency_limit=1)
+    slow = body("[[sim fault=stall at=3]]", stream=True)
+    async with gateways[0].stream("POST", CHAT, content=slow, headers=customer.headers) as first:
+        assert first.headers["x-ratelimit-remaining-concurrency"] == "0"
+        second = await gateways[1].post(CHAT, content=body("x"), headers=customer.headers)
+        assert code_of(second) == (429, "CONCURRENCY_LIMITED")
+        assert second.headers["x-ratelimit-limit-concurrency"] == "1"
+        assert second.headers["x-ratelimit-remaining-concurrency"] == "0"
+        assert int(second.headers["retry-after"]) >= 1
+
+    async def free_again() -> bool:
+        return (await gateways[2].post(CHAT, content=body("x"), headers=customer.headers)).status_code == 200
+
+    await until(free_again)
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (b'{"model": "sim",\n "messages": [}', "line 2, column 15"),
+        (b'{"model": "sim", "messages": []} x', "line 1, column 34"),
+        (b'{"model": "sim", "messages": [{"role": "us', "line 1, column 43"),
+        (b'{"model": "sim", "messages": [{"role": "user", "content": "a", "content": "b"}]}', "'content' stands twice"),
+        (b'{"model": "sim", "model": "sim", "messages": []}', "'model' stands twice"),
+        (body("x", temprature=1), "temprature"),
+        (body("x", max_tokens="many"), "max_tokens"),
+        (b"[]", "object"),
+        (b"", "line 1, column 1"),
+    ],
+)
+async def test_bad_json_is_refused_by_place(
+    somebody: Customer, gateways: list[httpx.AsyncClient], content: bytes, place: str
+) -> None:
+    answer = await gateways[0].post(CHAT, content=content, headers=somebody.headers)
+    assert code_of(answer) == (400, "INVALID_REQUEST")
+    assert place in answer.json()["error"]["message"]
+
+
+async def test_too_large_a_body_is_refused_at_its_header(fleet: Fleet, somebody: Customer) -> None:
+    host, port = fleet.urls[0].removeprefix("http://").split(":")
+
+    def announce(length: int) -> bytes:
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer {somebody.secret}\r\n"
+            connection.sendall(f"{head}Content-Length: {length}\r\n\r\n".encode())  # and not a byte of it
+            return connection.recv(4096)
+
+    answer = await asyncio.to_thread(announce, 10_000_001)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"BODY_TOO_LARGE"' in answer
+
+
+async def test_an_engine_that_is_down_is_502_and_costs_nothing(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
+    customer = await fleet.customer("1")
+    for stream in (False, True):
+        answer = await gateways[0].post(CHAT, content=body("x", "gone", stream=stream), headers=customer.headers)
+        assert code_of(answer) == (502, "UPSTREAM_ERROR")
+        receipt = await fleet.receipt(customer, answer.headers["x-request-id"])
+        assert (receipt["outcome"], receipt["amount"]) == ("upstream_error", "0.000000000000")
+    broken = await gateways[0].post(
+        CHAT, content=body("[[sim n=9 fault=die at=4]]", stream=True), headers=customer.headers
+    )
+    assert broken.status_code == 200  # the first byte had left
+    assert events_of(broken.text)[-1]["error"]["code"] == "UPSTREAM_ERROR"
+    assert (await fleet.receipt(customer, broken.headers["x-request-id"]))["amount"] == "0.000000000000"
+    assert await fleet.available(customer) == "1.000000000000"
+
+
+async def test_browsers_are_let_in_by_setting(
+    fleet: Fleet, somebody: Customer, gateways: list[httpx.AsyncClient]
+) -> None:
+    headers = somebody.headers | {"Origin": ORIGIN}
+    preflight = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
+    async with httpx.AsyncClient(base_url=fleet.urls[HASTY], timeout=30) as open_to_it:
+        assert (await open_to_it.options(CHAT, headers=preflight)).headers["access-control-allow-origin"] == ORIGIN
+        called = await open_to_it.post(CHAT, content=body("x"), headers=headers)
+        receipt = f"/v1/generations/{called.headers['x-request-id']}"
+        for answer in (
+            called,
+            await open_to_it.post(CHAT, content=b"{", headers=headers),
+            await open_to_it.get("/v1/models", headers=headers),
+            await open_to_it.get(receipt, headers=headers),
+        ):
+            assert answer.headers["access-control-allow-origin"] == ORIGIN
+        stranger = await open_to_it.get("/v1/models", headers=headers | {"Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in stranger.headers
+    closed = await gateways[0].post(CHAT, content=body("x"), headers=headers)
+    assert "access-control-allow-origin" not in closed.headers
+
+
+# ---- a model that sleeps
+
+
+async def test_a_model_that_loads_longer_than_the_caller_waits(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
+    customer = await fleet.customer("1")
+    for stream in (False, True):
+        answer = await gateways[0].post(
+            CHAT, content=body("x", "slow", stream=stream), headers=customer.headers | {"X-Tidegate-Max-Wait": "0.2"}
+        )
+        assert code_of(answer) == (503, "MODEL_LOADING")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"]["details"]["eta_s"] >= 1
+    assert await fleet.available(customer) == "1.000000000000"
+
+
+async def test_three_hundred_first_calls_start_one_engine(
+    fleet: Fleet, gateways: list[httpx.AsyncClient], own_valkey: Path
+) -> None:
+    """Each gateway holds at most 64 callers for it: so many are answered, whoever is refused is told when to return."""
+    customer = await fleet.customer("1")
+    turns = cycle(gateways)
+    content = body("[[sim n=2 p=10]]", "cold", max_tokens=2)
+    answers = await asyncio.gather(
+        *(next(turns).post(CHAT, content=content, headers=customer.headers) for _ in range(HERD))
+    )
+    served = [answer for answer in answers if answer.status_code == 200]
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert len(served) >= REPLICAS * 64
+    assert {code_of(answer) for answer in refused} <= {(503, "MODEL_BUSY")}
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    generated = [json.loads(line) for line in (fleet.folder / "cold.jsonl").read_text().splitlines()]
+    assert {line["request_id"] for line in generated} == {answer.headers["x-request-id"] for answer in served}
+    assert len({line["pid"] for line in generated}) == 1
+    await until(lambda: figures(own_valkey, customer)["entries"] == 0)
+    assert 1_000_000_000 - figures(own_valkey, customer)["a"] == len(served) * 32_000  # 10 at 2.00 and 2 at 6.00
