@@ -22,6 +22,8 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
         raise errors.unavailable("This gateway is shutting down. Try again.")
     if gateway.spool.full:
         raise errors.unavailable("Usage cannot be recorded now, so no new work is taken. Try again shortly.", 5)
+    if not gateway.admission.ready and not trusted(gateway):
+        raise errors.unavailable("Keys and limits cannot be checked now. Try again shortly.", 5)
     call, offer = job.call, job.offer
     model = offer.model
     wait_s = patience(request.head.noted.get(PATIENCE_HEADER), min(model.max_wait_s, gateway.settings.max_wait_s))
@@ -40,6 +42,12 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
         job.limits = limit_headers(grant.limits)
         gateway.seen_limits.note(offer.principal.key_id, grant.limits, job.started)
     return grant
+
+
+def trusted(gateway: Gateway) -> bool:
+    """With Postgres and Valkey both away, what is in memory holds for a stated time and no longer."""
+    age_s = gateway.clock.monotonic() - gateway.directory.fresh_at
+    return age_s <= gateway.settings.cache_trust_s
 
 
 def patience(header: bytes | None, most: int) -> float:

@@ -122,7 +122,9 @@ class ColdApp:
         for tier in Tier:
             if prices is None or tier > principal.tier_max:
                 continue
-            schedule = prices.schedule(model.model_id, tier, principal.currency, principal.tenant_id)
+            schedule = prices.schedule(
+                model.model_id, tier, principal.currency, principal.tenant_id, gateway.clock.now_us()
+            )
             if schedule is not None:
                 tiers[tier.label] = _per_million(schedule)
         return {

@@ -43,6 +43,11 @@ class Grant(Protocol):
 class Admission(Protocol):
     """The one atomic script over all demands."""
 
+    @property
+    def ready(self) -> bool:
+        """False while Valkey is away and the replica decides alone."""
+        ...
+
     def prepare(self, demands: tuple[Demand, ...]) -> Any: ...
 
     def acquire(

@@ -64,6 +64,7 @@ class FakeAdmission:
         self.refusal: PlatformError | None = None
         self.gate: asyncio.Event | None = None  # when set, acquire waits for it
         self.calls: list[tuple[Any, float, Tier]] = []
+        self.ready = True  # False: Valkey is away
 
     def prepare(self, demands: tuple[Demand, ...]) -> Any:
         return demands

@@ -228,6 +228,21 @@ async def test_a_full_spool_refuses_new_work(stack: Stack) -> None:
     assert not stack.rig.admission.calls
 
 
+async def test_with_both_stores_away_memory_is_trusted_for_a_minute(stack: Stack) -> None:
+    """design: 60 s by default; with one of them there it is trusted on."""
+    made = stack.rig
+    monotonic = made.gateway.clock.monotonic()
+    made.admission.ready = False
+    made.gateway.directory.fresh_at = monotonic - 50
+    assert (await stack.chat("x")).status_code == 200
+    made.gateway.directory.fresh_at = monotonic - 61
+    refused = await stack.chat("x")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "SERVICE_UNAVAILABLE")
+    assert int(refused.headers["retry-after"]) >= 1
+    made.admission.ready = True
+    assert (await stack.chat("x")).status_code == 200
+
+
 async def test_the_last_byte_waits_for_the_disk_and_not_for_ever(stack: Stack) -> None:
     stack.rig.spool.manual = True
     async with stack.client.stream("POST", "/v1/chat/completions", json=chat("x", stream=True)) as answer:
