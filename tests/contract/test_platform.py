@@ -5,6 +5,7 @@ Prices, limits and engines differ from test to test; the platform is one, becaus
 
 import asyncio
 import json
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -209,6 +210,27 @@ async def test_a_stream_cut_after_137_tokens(fleet: Fleet, gateways: list[httpx.
     await until(lambda: figures(own_valkey, customer) == {"a": 985_945_000, "o": 0, "entries": 0})
     assert 42_000_000 - (held["a"] - figures(own_valkey, customer)["a"]) == 27_945_000
     assert await fleet.available(customer) == "0.985945000000"
+
+
+async def test_a_client_that_closes_its_half_has_left(fleet: Fleet, somebody: Customer) -> None:
+    """Decided so: who can send no more is gone, also while an answer streams; the engine stops, 3 tokens are billed."""
+    host, port = fleet.urls[1].removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    content = body("[[sim fault=stall at=3]]", "exact", stream=True)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer {somebody.secret}\r\n"
+    writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    seen = b""
+    while seen.count(b'"delta"') < 4:
+        seen += await reader.read(65536)
+    writer.write_eof()
+    async with asyncio.timeout(5):
+        while await reader.read(65536):
+            pass
+    writer.close()
+    generation = re.search(rb"[Xx]-[Rr]equest-[Ii]d: (\S+)", seen)
+    assert generation is not None
+    receipt = await fleet.receipt(somebody, generation[1].decode())
+    assert (receipt["outcome"], receipt["amount"]) == ("client_abort", "0.000075000000")  # 10 in and 3 out
 
 
 async def test_an_engine_that_times_out_before_the_first_token_costs_nothing(fleet: Fleet, own_valkey: Path) -> None:

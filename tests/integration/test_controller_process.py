@@ -5,9 +5,9 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from uuid import UUID
 
@@ -16,15 +16,27 @@ import pytest
 
 from core import db
 from core.resp import RespClient
-from core.settings import Database
+from core.settings import Database, Settings
 from engine import processes
+from knative import controller
 from knative.local import Record
 from knative.types import ReplicaState
 from knative.wake import StateFeed
 from tests.factories.catalog import SEALING_KEY, deploy
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[2]
+START_S = 30.0
+FORKS = get_context("forkserver")
+FORKS.set_forkserver_preload(["knative.controller"])  # importing it is nearly all of a start
+
+
+def be_controller(environment: dict[str, str], ready: Path, log: Path) -> None:
+    """Run as the process does, and touch `ready` when it says so."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    os.environ.update(environment)
+    controller.run(Settings.load(), ready.touch)
 
 
 class Home:
@@ -33,8 +45,6 @@ class Home:
     def __init__(self, folder: Path, database: Database, valkey: Path) -> None:
         self.folder = folder
         self.environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
             "TIDEGATE_HOME": str(folder),
             "TIDEGATE_SECRETS__PEPPER": "00" * 32,
             "TIDEGATE_SECRETS__SIGNING": "00" * 32,
@@ -43,27 +53,20 @@ class Home:
             "TIDEGATE_VALKEY__URL": f"unix://{valkey}",
             "TIDEGATE_VALKEY__BROKER_URL": f"unix://{valkey}?db=1",
         }
-        self.controllers: list[subprocess.Popen[bytes]] = []
+        self.controllers: list[ForkServerProcess] = []
 
-    def spawn(self) -> tuple[subprocess.Popen[bytes], Path]:
-        ready = self.folder / f"ready-{len(self.controllers)}"
-        script = ROOT / "tests" / "integration" / "controller_process.py"
-        with (self.folder / "controller.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, script, ready], env=self.environment, cwd=ROOT, stdout=log, stderr=log
-            )
-        self.controllers.append(process)
-        return process, ready
-
-    async def start(self) -> subprocess.Popen[bytes]:
+    async def start(self) -> ForkServerProcess:
         """Start a controller and return it once it says that it is ready."""
-        process, ready = self.spawn()
+        ready, log = self.folder / f"ready-{len(self.controllers)}", self.folder / "controller.log"
+        process = FORKS.Process(target=be_controller, args=(self.environment, ready, log))
+        process.start()
+        self.controllers.append(process)
 
         def said_so() -> bool:
-            assert process.poll() is None, (self.folder / "controller.log").read_text()
+            assert process.is_alive(), log.read_text()
             return ready.exists()
 
-        await until(said_so, timeout_s=30)
+        await until(said_so, START_S)
         return process
 
     def engine(self, deployment_id: UUID) -> Record | None:
@@ -72,9 +75,9 @@ class Home:
 
     def close(self) -> None:
         for process in self.controllers:
-            if process.poll() is None:
+            if process.is_alive():
                 process.terminate()
-                process.wait(20)
+                process.join(20)
 
 
 @pytest.fixture
@@ -107,7 +110,7 @@ async def test_after_kill_9_the_next_leader_adopts_the_engine_and_sigterm_ends_i
     engine = home.engine(deployment_id)
     assert engine is not None
     first.kill()
-    first.wait()
+    first.join()
 
     def led_on() -> bool:
         found = feed.current(deployment_id)
@@ -118,8 +121,9 @@ async def test_after_kill_9_the_next_leader_adopts_the_engine_and_sigterm_ends_i
     assert after.endpoints == before.endpoints
     assert home.engine(deployment_id) == engine
     assert processes.is_alive(engine.pid, engine.started_ms)
-    stand_by.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(stand_by.wait, 20) == 0
+    stand_by.terminate()
+    await asyncio.to_thread(stand_by.join, 20)
+    assert stand_by.exitcode == 0
     assert not processes.is_alive(engine.pid, engine.started_ms)
     assert home.engine(deployment_id) is None
     await until(lambda: (found := feed.current(deployment_id)) is not None and found.state is ReplicaState.ABSENT)
@@ -129,12 +133,12 @@ async def test_after_kill_9_of_controller_and_engine_a_new_one_is_started(
     home: Home, feed: StateFeed, sessions: db.Sessions
 ) -> None:
     deployment_id = await deploy(sessions, min_scale=1)
-    controller = await home.start()
+    killed = await home.start()
     await feed.wait_ready(deployment_id, 20)
     engine = home.engine(deployment_id)
     assert engine is not None
-    controller.kill()
-    controller.wait()
+    killed.kill()
+    killed.join()
     assert processes.send(engine.pid, engine.started_ms, signal.SIGKILL)
     await home.start()
 

@@ -50,6 +50,11 @@ ROWS = (
     ),
     Row("chunk size overflow", POST + KEY + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\nabc", (400,)),
     Row("bad chunk end", POST + KEY + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabcX0\r\n\r\n", (400,)),
+    Row(
+        "content-length in a trailer",
+        POST + KEY + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nContent-Length: 3\r\n\r\n",
+        (400,),
+    ),
     Row("obs-fold", POST + b"X-A: b\r\n c\r\n\r\n", (400,)),
     Row("bare lf", b"POST /v1/chat/completions HTTP/1.1\nHost: a\n\n", (400,)),
     Row("bare cr", POST + b"X-A: b\rc\r\n\r\n", (400,)),
