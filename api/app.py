@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from api.admin import api_keys, audit, deployments, models, operators, prices, p
 from api.admin import credits as tenant_credits
 from api.control import generations, health, usage
 from api.middleware import RequestFrame
+from api.server import Server
 from api.services import Services
 from catalog.sealing import sealing_key
 from core import db, logging, telemetry
@@ -120,30 +120,6 @@ def _listeners(control: Control) -> list[socket.socket]:
     return found
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, saying when it serves."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self.ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """End on SIGTERM and SIGINT by returning; uvicorn's own way raises the signal again afterwards."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
-
-
 async def serve(settings: Settings, ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT; then let running requests end."""
     async with open_services(settings) as services:
@@ -165,7 +141,7 @@ async def serve(settings: Settings, ready: Callable[[], None]) -> None:
         )
         listeners = _listeners(settings.control)
         try:
-            await _Server(config, ready).serve(sockets=listeners)
+            await Server(config, ready).serve(sockets=listeners)
         finally:
             for listener in listeners:
                 listener.close()

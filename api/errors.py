@@ -1,8 +1,6 @@
 """Errors become answers here, once: kind → status for both planes, and the control plane's problem+json (RFC 9457)."""
 
-from collections.abc import Mapping
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -15,26 +13,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from api.status import STATUS_OF_KIND
 from core.errors import ErrorKind, PlatformError
 from core.logging import get_logger
 from core.resp import RespError, RespUnavailable
 
-STATUS_OF_KIND: Mapping[ErrorKind, int] = MappingProxyType(
-    {
-        ErrorKind.INVALID: 400,
-        ErrorKind.UNAUTHENTICATED: 401,
-        ErrorKind.PAYMENT: 402,
-        ErrorKind.FORBIDDEN: 403,
-        ErrorKind.NOT_FOUND: 404,
-        ErrorKind.CONFLICT: 409,
-        ErrorKind.TOO_LARGE: 413,
-        ErrorKind.RATE_LIMITED: 429,
-        ErrorKind.INTERNAL: 500,
-        ErrorKind.UPSTREAM: 502,
-        ErrorKind.UNAVAILABLE: 503,
-        ErrorKind.TIMEOUT: 504,
-    }
-)
 PROBLEM_JSON = "application/problem+json"
 RETRY_AFTER_S = 2  # when a dependency is away
 VALIDATION_ERRORS_MAX = 20

@@ -7,8 +7,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import errors, ledger, posting_queries, queries
-from billing.ledger import Transaction, Transfer
-from billing.types import Balance, BillingMode
+from billing.types import Balance, BillingMode, Transaction, Transfer
 from core.ids import new_uuid
 from core.money import Currency
 

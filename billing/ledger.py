@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import errors, posting_queries, queries
-from billing.types import BillingMode
+from billing.types import BillingMode, Transaction, Transfer
 from core.ids import new_uuid
 from core.money import Currency
 
@@ -23,28 +23,6 @@ REVENUE = "revenue.usage"
 OVERRUN = "expense.overrun"
 
 LIMIT_MAX_PICO = 10**21
-
-
-class Transfer(msgspec.Struct, frozen=True):
-    """`amount` pico from the credited to the debited account."""
-
-    debit: UUID
-    credit: UUID
-    amount: int
-
-
-class Transaction(msgspec.Struct, frozen=True):
-    """Transfers that are one business event, posted together."""
-
-    id: UUID
-    tenant_id: UUID
-    kind: str  # top_up, usage, write_off
-    currency: Currency
-    transfers: tuple[Transfer, ...]
-    idempotency_key: str | None = None
-    body_sha256: bytes | None = None
-    actor: str = ""
-    note: str = ""
 
 
 class Source(msgspec.Struct, frozen=True):

@@ -12,11 +12,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import assess, ledger, posting_queries, price_book, queries
-from billing.ledger import Source, Transaction
+from billing.ledger import Source
 from billing.metrics import PosterMetrics
 from billing.price_table import VersionPrices
 from billing.spool_format import encode_payload
-from billing.types import Balance, UsageEvent
+from billing.types import Balance, Transaction, UsageEvent
 from core.clock import Clock
 from core.db import Sessions, transaction
 from core.ids import new_uuid

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import psycopg
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-if TYPE_CHECKING:
-    from billing.ledger import Transaction
+from billing.types import Transaction
 
 _EVENT_COLUMNS = (
     "id, tenant_id, day, tx_id, project_id, key_id, model_id, version_id, deployment_id, price_version_id, model,"
@@ -46,7 +45,7 @@ async def spendable(session: AsyncSession, tenant_ids: Iterable[UUID]) -> Sequen
     return (await session.execute(text(statement), {"tenants": _joined(tenant.hex for tenant in tenant_ids)})).all()
 
 
-async def insert_transactions(session: AsyncSession, transactions: Sequence["Transaction"]) -> None:
+async def insert_transactions(session: AsyncSession, transactions: Sequence[Transaction]) -> None:
     statement = """
         INSERT INTO ledger_tx (id, tenant_id, kind)
         SELECT * FROM unnest(CAST(string_to_array(:ids, ',') AS uuid[]), CAST(string_to_array(:tenants, ',') AS uuid[]),
@@ -79,11 +78,11 @@ async def insert_transactions(session: AsyncSession, transactions: Sequence["Tra
     await session.execute(text(statement), dict(zip(names, map(_joined, zip(*rows, strict=True)), strict=True)))
 
 
-def _is_described(t: "Transaction") -> bool:
+def _is_described(t: Transaction) -> bool:
     return t.idempotency_key is not None or bool(t.actor or t.note)
 
 
-async def _insert_described(session: AsyncSession, t: "Transaction") -> None:
+async def _insert_described(session: AsyncSession, t: Transaction) -> None:
     statement = """
         INSERT INTO ledger_tx (id, tenant_id, kind, idempotency_key, body_sha256, actor, note)
         VALUES (:id, :tenant, :kind, :key, :body, :actor, :note)

@@ -112,3 +112,25 @@ class Balance(msgspec.Struct, frozen=True):
     available_pico: int
     credit_limit_pico: int
     version: int
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """`amount` pico from the credited to the debited account."""
+
+    debit: UUID
+    credit: UUID
+    amount: int
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """Transfers that are one business event, posted together."""
+
+    id: UUID
+    tenant_id: UUID
+    kind: str  # top_up, usage, write_off
+    currency: Currency
+    transfers: tuple[Transfer, ...]
+    idempotency_key: str | None = None
+    body_sha256: bytes | None = None
+    actor: str = ""
+    note: str = ""

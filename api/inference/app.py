@@ -1,12 +1,10 @@
 """The gateway's process: its parts put together, served by uvicorn's server with our protocol, ended in order."""
 
 import asyncio
-import contextlib
 import gc
 import os
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +23,7 @@ from api.inference.protocol import InferenceProtocol
 from api.inference.readiness import Readiness
 from api.inference.snapshot import Follower
 from api.inference.spool_register import SpoolRegister
+from api.server import Server
 from billing.credit_figures import make_loader
 from billing.spool import SpoolWriter
 from core import db, logging
@@ -51,33 +50,16 @@ def replica_name(settings: Settings) -> str:
     return settings.gateway.replica_id or f"{socket.gethostname()}-{settings.gateway.port}".replace(" ", "-")
 
 
-class Server(uvicorn.Server):
-    """uvicorn's server with our protocol: it listens, and on a signal it stops taking and drains."""
+class DrainingServer(Server):
+    """The gateway's: on a signal it takes nothing new, and lets running requests end."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway, serving: Callable[[], None]) -> None:
-        super().__init__(config)
+        super().__init__(config, serving)
         self._gateway = gateway
-        self._serving = serving
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._serving()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gateway.draining = True
         await super().shutdown(sockets)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """End by returning; uvicorn's own way raises the signal again afterwards."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
 
 
 def server_config(gateway: Gateway) -> uvicorn.Config:
@@ -185,7 +167,7 @@ async def serve(settings: Settings, ready: Callable[[], None]) -> None:
             ready()
 
         tasks.append(asyncio.create_task(tell()))
-        server = Server(server_config(gateway), gateway, serving.set)
+        server = DrainingServer(server_config(gateway), gateway, serving.set)
         door = listener(settings.gateway.host, settings.gateway.port)
         try:
             await server.serve(sockets=[door])

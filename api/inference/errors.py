@@ -5,24 +5,8 @@ from types import MappingProxyType
 
 import msgspec
 
+from api.status import STATUS_OF_KIND
 from core.errors import ErrorKind, PlatformError
-
-STATUS_OF_KIND = MappingProxyType(
-    {
-        ErrorKind.INVALID: 400,
-        ErrorKind.UNAUTHENTICATED: 401,
-        ErrorKind.PAYMENT: 402,
-        ErrorKind.FORBIDDEN: 403,
-        ErrorKind.NOT_FOUND: 404,
-        ErrorKind.CONFLICT: 409,
-        ErrorKind.TOO_LARGE: 413,
-        ErrorKind.RATE_LIMITED: 429,
-        ErrorKind.INTERNAL: 500,
-        ErrorKind.UPSTREAM: 502,
-        ErrorKind.UNAVAILABLE: 503,
-        ErrorKind.TIMEOUT: 504,
-    }
-)
 
 # Codes that speak of HTTP itself and have a status of their own.
 STATUS_OF_CODE = MappingProxyType(

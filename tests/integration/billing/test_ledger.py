@@ -11,8 +11,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from billing import ledger
 from billing.credits import TopUp
 from billing.credits import top_up as post_top_up
-from billing.ledger import Source, Transaction, Transfer
-from billing.types import BillingMode
+from billing.ledger import Source
+from billing.types import BillingMode, Transaction, Transfer
 from core.db import Sessions, transaction
 from core.errors import PlatformError
 from core.ids import new_uuid

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from api.inference import errors
+from api.status import STATUS_OF_KIND
 from core.errors import ErrorKind, PlatformError
 
 TABLE = [
@@ -56,7 +57,7 @@ def test_table(code: str, kind: ErrorKind, status: int, type_: str, retry: int |
 
 
 def test_every_kind_has_a_status() -> None:
-    assert set(errors.STATUS_OF_KIND) == set(ErrorKind)
+    assert set(STATUS_OF_KIND) == set(ErrorKind)
 
 
 def test_further_facts_are_kept_apart() -> None:
