@@ -8,7 +8,7 @@ from api.inference.directory import Directory, Offer, engine_fields, may_use
 from api.inference.ports import Admission
 from api.inference.request import Call
 from billing.types import PriceSchedule
-from catalog.types import ServedModel
+from catalog.types import DeploymentKind, ServedModel
 from core.errors import ErrorKind, PlatformError
 from core.tiers import Tier
 from engine.usage import CHOICES_UNCOUNTED
@@ -88,6 +88,8 @@ def resolve(directory: Directory, admission: Admission, principal: Principal, ca
         )
     if call.choices > 1 and offer.model.engine in CHOICES_UNCOUNTED:
         raise errors.invalid("This model gives one answer to one prompt at a time: leave 'n' at 1.", "n")
+    if not call.text_only and offer.model.kind is DeploymentKind.LOCAL:  # what we start ourselves reads text
+        raise errors.invalid("This model reads text only: send content parts of the type 'text'.", "messages")
     return offer
 
 

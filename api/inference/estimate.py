@@ -5,7 +5,12 @@ from catalog.types import ServedModel
 
 
 def prompt_tokens(call: Call, model: ServedModel) -> int:
-    """An upper bound: a token is at least so many bytes of the body, and one prompt at most fills the context."""
+    """An upper bound: a token is at least so many bytes of the body, and one prompt at most fills the context.
+
+    What is not text may be far more tokens than bytes (an image named by its URL): the whole context.
+    """
+    if not call.text_only:
+        return model.context_max
     ratio = model.bytes_per_token_milli if call.single_text else 1000
     bound = -(-call.size * 1000 // max(ratio, 1)) + model.template_tokens
     return min(bound, model.context_max) if call.single_text and call.endpoint != "embeddings" else bound

@@ -44,6 +44,7 @@ PLATFORM_ONLY = frozenset(
 MUST_HAVE = MappingProxyType({"chat": "messages", "completions": "prompt", "embeddings": "input", "tokenize": ""})
 TIERS = MappingProxyType({"priority": Tier.PRIORITY, "default": Tier.STANDARD, "flex": Tier.BATCH})
 MAX_CHOICES = 128
+TEXT_PARTS = ("text", "refusal")  # of a message's content; any other is an image, a sound or a file
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -63,6 +64,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     choices: int = 1  # answers generated: n, or best_of, times the number of prompts
     single_text: bool = True  # one prompt, written as text: its tokens are at most its bytes over the measured ratio
     tier: Tier | None = None  # None: the key's tier
+    text_only: bool = True  # False: with an image, a sound or a file, whose tokens its bytes here do not bound
 
     def for_engine(self, ours: bytes) -> bytes:
         """The JSON the engine gets. `ours` is ``"name":value,…`` without braces."""
@@ -147,6 +149,7 @@ def _call(endpoint: str, members: dict[str, Any], own: dict[str, Any], body: byt
         choices,
         single_text,
         _tier(own["service_tier"]) if "service_tier" in own else None,
+        endpoint != "chat" or _text_only(members["messages"]),
     )
 
 
@@ -186,6 +189,21 @@ def _prompts(prompt: Any) -> tuple[int, bool]:
     if type(prompt) is not list:
         raise errors.invalid("The parameter 'prompt' must be a string or a list.", "prompt")
     return (1, False) if type(prompt[0]) is int else (len(prompt), False)
+
+
+def _text_only(messages: Any) -> bool:
+    """Whether every token of the prompt stands in the body as text."""
+    if type(messages) is not list:
+        return True
+    for message in messages:
+        if type(message) is not dict:
+            continue
+        content = message.get("content")
+        if type(content) is list and any(type(part) is dict and part.get("type") not in TEXT_PARTS for part in content):
+            return False
+        if message.get("audio"):  # an earlier answer, by its id
+            return False
+    return True
 
 
 def _is_text(value: Any) -> bool:

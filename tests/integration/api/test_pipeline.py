@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from billing.types import CountSource, Outcome
-from catalog.types import EngineKind
+from catalog.types import DeploymentKind, EngineKind
 from core.errors import ErrorKind, PlatformError
 from core.settings import Gateway as GatewaySettings
 from core.tiers import Tier
@@ -310,6 +310,18 @@ async def test_an_engine_that_is_not_there(stack: Stack) -> None:
     answer = await stack.chat("x", model="gone")
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "UPSTREAM_ERROR")
     assert stack.rig.event.amount_pico == 0
+
+
+async def test_an_engine_of_ours_is_not_asked_about_images(stack: Stack) -> None:
+    """llama.cpp answers 500 to an image: the caller's mistake would look like ours."""
+    stack.rig.models["own"] = served_model("own", "", kind=DeploymentKind.LOCAL)
+    image = [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]
+    for name, status in (("own", 400), ("sim", 200)):
+        body = {"model": name, "messages": [{"role": "user", "content": image}], "max_tokens": 1}
+        answer = await stack.client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == status
+        if status == 400:
+            assert answer.json()["error"]["param"] == "messages"
 
 
 async def test_the_same_replica_is_never_asked_twice(stack: Stack) -> None:

@@ -195,6 +195,29 @@ def test_choices_of_completions(prompt: Any, members: dict[str, Any], choices: i
     assert (call.choices, call.single_text) == (choices, single)
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "text_only"),
+    [
+        ("not a list", True),
+        ([7, {"role": "user"}, {"role": "user", "content": None}, {"role": "user", "content": "x"}], True),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}, 7]}], True),
+        ([{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}], True),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE]}], False),
+        ([{"role": "user", "content": [{"type": ["text"], "text": "x"}]}], False),
+        ([{"role": "user", "content": "x"}, {"role": "assistant", "audio": {"id": "audio_1"}}], False),
+    ],
+)
+def test_what_is_not_text_may_fill_the_context(messages: Any, text_only: bool) -> None:
+    """An image of 1,024 x 1,024 pixels named by a URL of 25 bytes is 765 tokens of OpenAI's."""
+    call = parse("chat", body(messages=messages))
+    assert call.text_only is text_only
+    bound = estimate.prompt_tokens(call, served_model("m", "http://x", context_max=100_000))
+    assert bound == (call.size if text_only else 100_000)
+
+
 def test_estimates_are_upper_bounds() -> None:
     model = served_model("m", "http://x", context_max=1000, default_max_tokens=50, template_tokens=7)
     call = parse("chat", body())
