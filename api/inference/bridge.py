@@ -17,7 +17,8 @@ Message = MutableMapping[str, Any]
 ASGIApp = Callable[[dict[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Any]
 
 UNREAD_MAX = 64 * 1024  # of a request body the app has not taken yet; beyond it the socket is not read
-_HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"})
+# Of the app's headers: those of a connection, and the date, which is ours.
+_NOT_PASSED_ON = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"date"})
 
 _log = structlog.get_logger("gateway")
 
@@ -144,7 +145,7 @@ class ColdExchange:
         connection, head = self._connection, self._head
         status: int = message["status"]
         bodyless = self._bodyless = self._bodyless or status in {204, 304}
-        headers = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in _HOP_BY_HOP]
+        headers = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in _NOT_PASSED_ON]
         length = next((value for name, value in headers if name.lower() == b"content-length"), None)
         self._left = int(length) if length is not None and not bodyless else -1
         lines = [wire.status_line(status), connection.gateway.date_line]

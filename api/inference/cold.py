@@ -7,7 +7,7 @@ import msgspec
 
 from api.inference import access, errors
 from api.inference.bridge import Message
-from api.inference.control_proxy import ControlProxy
+from api.inference.control_proxy import ControlProxy, refuse
 from api.inference.gateway import Gateway
 from api.inference.readiness import Report
 from api.inference.wire import bearer_of
@@ -27,10 +27,11 @@ Headers = list[tuple[bytes, bytes]]
 Answer = tuple[int, bytes, Headers]
 JSON = (b"content-type", b"application/json")
 TOKENS_PRICED = 1_000_000
+CONTROL_UNDER_V1 = "/v1/generations/"
 
 
 class ColdApp:
-    """Dispatch by path; anything unknown here belongs to the control plane."""
+    """Dispatch by path; what is unknown here belongs to the control plane, of ``/v1`` the receipts alone."""
 
     def __init__(self, gateway: Gateway, proxy: ControlProxy, readiness: Callable[[], Report]) -> None:
         self._gateway = gateway
@@ -52,7 +53,11 @@ class ColdApp:
                 request_id = format_id(IdKind.GENERATION, self._gateway.new_id()).encode()
                 await _send(send, status, body, [*lines, (b"x-request-id", request_id), *_cors(headers, origins)])
                 return
-        await self._proxy.forward(scope, receive, _with_headers(send, _cors(headers, origins)))
+        with_cors = _with_headers(send, _cors(headers, origins))
+        if path.startswith("/v1/") and not path.startswith(CONTROL_UNDER_V1):
+            await refuse(with_cors, errors.not_found(path))  # in a shape that an OpenAI client reads
+            return
+        await self._proxy.forward(scope, receive, with_cors)
 
     async def _own(self, path: str, headers: dict[bytes, bytes], scope: dict[str, Any]) -> Answer | None:
         if path in {"/health", "/healthz"}:

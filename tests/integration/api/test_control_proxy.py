@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 from aiohttp import web
 
+from api.inference.cold import ColdApp
 from api.inference.control_proxy import CALLS_MAX, ControlProxy
+from api.inference.readiness import Report
 from tests.factories.gateway import Rig, rig
 
 
@@ -67,7 +69,8 @@ async def proxied(folder: Path, *, up: bool = True) -> AsyncIterator[tuple[Rig, 
 
 
 async def test_a_request_arrives_as_it_was_sent_but_for_who_we_say_it_is(service_folder: Path) -> None:
-    async with proxied(service_folder) as (_, client):
+    async with proxied(service_folder) as (made, client):
+        made.gateway.date_line = b"Date: Mon, 30 Nov 2026 12:00:00 GMT\r\n"
         found = await client.post(
             "/api/v1/a%2Fb?x=1&y=%20",
             content=b"z" * 300_000,
@@ -90,6 +93,7 @@ async def test_a_request_arrives_as_it_was_sent_but_for_who_we_say_it_is(service
         assert not {"forwarded", "x-real-ip", "x-hop", "transfer-encoding"} & headers.keys()
         assert headers["host"].startswith("127.0.0.1:")
         assert found.headers["x-own"] == "1"
+        assert found.headers.get_list("date") == ["Mon, 30 Nov 2026 12:00:00 GMT"]
 
 
 async def test_status_streams_and_bodiless_answers(service_folder: Path) -> None:
@@ -105,6 +109,22 @@ async def test_status_streams_and_bodiless_answers(service_folder: Path) -> None
 
         assert (await client.put("/x", content=pieces())).json()["size"] == 100
         assert made.gateway.metrics.counters["connections_total"] == 1
+
+
+async def test_only_receipts_of_v1_are_the_control_planes(service_folder: Path) -> None:
+    """An OpenAI client reads ``error.code``; the control plane would answer problem+json."""
+    async with proxied(service_folder) as (made, client):
+        proxy = ControlProxy(service_folder / "control.sock")
+        made.gateway.cold_app = ColdApp(made.gateway, proxy, lambda: Report(True, {}))
+        try:
+            for path in ("/v1/generations/gen_1", "/api/v1/balance"):
+                assert (await client.get(path)).json()["path"] == path
+            for method, path in (("POST", "/v1/responses"), ("GET", "/v1/files"), ("GET", "/v1/")):
+                found = await client.request(method, path)
+                assert (found.status_code, found.json()["error"]["code"]) == (404, "NOT_FOUND")
+                assert path in found.json()["error"]["message"]
+        finally:
+            await proxy.close()
 
 
 async def test_a_control_plane_that_is_away_is_503(service_folder: Path) -> None:
