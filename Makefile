@@ -2,6 +2,8 @@
 SHELL := /bin/sh
 PYTHON ?= python3
 VENV := .venv
+# uv trusts whom pip and git trust: the certificates of the system, with a company's own among them.
+export UV_SYSTEM_CERTS ?= 1
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 export PYTHONDONTWRITEBYTECODE :=
@@ -9,12 +11,12 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help
 help: ## list the commands
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(UV): requirements-uv.lock
 	@echo "setup: creating $(VENV)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidegate needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-uv.lock
 	@touch $(UV)
 
