@@ -128,7 +128,7 @@ async def create_api_key(
     act: CurrentAct,
     services: CurrentServices,
 ) -> ApiKeyCreated:
-    """Make a key in a project. The secret is shown here once."""
+    """Make a key in a project. The secret is shown here once; gateways know it within a second."""
     if body.expires_at is not None and body.expires_at <= services.clock.now():
         raise invalid("expires_at", "The key would have expired already.")
     key, secret = await api_keys.create(
