@@ -107,9 +107,10 @@ def _resolve(directory: Directory, admission: Admission, principal: Principal, c
             param="service_tier",
         )
     schedule, until_us = _price(directory, principal, model, tier, now_us)
-    prepared = admission.prepare(quotas.demands(principal, model))
+    demands = quotas.demands(principal, model)
+    prepared = admission.prepare(demands)
     fields = engine_fields(principal, model, tier, call.endpoint)
-    return Offer(principal, model, tier, schedule, until_us, prepared, fields)
+    return Offer(principal, model, tier, schedule, until_us, prepared, fields, bool(demands))
 
 
 def _price(

@@ -41,6 +41,8 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
     if grant.limits:
         job.limits = limit_headers(grant.limits)
         gateway.seen_limits.note(offer.principal.key_id, grant.limits, job.started)
+    elif offer.limited:  # decided without Valkey
+        job.limits = gateway.seen_limits.headers(offer.principal, job.started)
     return grant
 
 

@@ -30,6 +30,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     until_us: int
     prepared: Any
     fields: bytes
+    limited: bool = False  # the key, its project or its tenant has a limit
 
 
 class Directory:

@@ -62,6 +62,7 @@ class FakeAdmission:
         self.held: dict[UUID, FakeGrant] = {}
         self.charges: dict[UUID, int | None] = {}
         self.refusal: PlatformError | None = None
+        self.alone = False  # without Valkey nothing is known of limits
         self.gate: asyncio.Event | None = None  # when set, acquire waits for it
         self.calls: list[tuple[Any, float, Tier]] = []
         self.ready = True  # False: Valkey is away
@@ -78,6 +79,8 @@ class FakeAdmission:
         if self.gate is not None:
             await self.gate.wait()
         grant = FakeGrant(request_id, money)
+        if self.alone:
+            grant.limits = ()
         self.held[request_id] = grant
         return grant
 

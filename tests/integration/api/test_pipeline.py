@@ -35,6 +35,14 @@ async def test_a_buffered_answer_is_billed_and_says_so(stack: Stack) -> None:
     assert not stack.rig.admission.held
 
 
+async def test_limits_are_shown_as_last_seen_while_valkey_is_away(stack: Stack) -> None:
+    key, _ = stack.rig.add_key(key_rpm=600)
+    stack.client.headers["Authorization"] = f"Bearer {key}"
+    stack.rig.admission.alone = True
+    answer = await stack.chat("x")
+    assert (answer.status_code, answer.headers["x-ratelimit-limit-requests"]) == (200, "600")
+
+
 async def test_the_hold_covers_the_worst_case(stack: Stack) -> None:
     stack.rig.admission.refusal = PlatformError("INSUFFICIENT_CREDIT", ErrorKind.PAYMENT, "No credit.")
     body = orjson.dumps(chat("x" * 1000, max_tokens=100, n=3))
