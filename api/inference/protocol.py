@@ -33,6 +33,7 @@ LINGER_S = 2.0  # after a refusal: let the client read it before the connection 
 STALLED_S = 60.0  # a client that takes nothing for so long is gone
 STASH_MAX = 64 * 1024
 DISCARD_MAX = 64 * 1024  # a refused request's body up to this size is read and dropped, and the connection lives
+CUTS_MAX = 2000  # places in one chunked body that look like its end; each costs a call of the parser
 NEVER = float("inf")
 _END = b"\r\n\r\n"
 
@@ -56,6 +57,7 @@ class InferenceProtocol(asyncio.Protocol):
         "carry",
         "client_ip",
         "cold",
+        "cuts",
         "deadline",
         "feeding",
         "flow",
@@ -106,8 +108,8 @@ class InferenceProtocol(asyncio.Protocol):
         self.request: Request | None = None
         self.cold: ColdExchange | None = None
         self.refusal: PlatformError | None = None
-        self.body: list[bytes] = []
-        self.body_size = self.head_bytes = self.remaining = 0
+        self.body: bytes | bytearray = b""
+        self.body_size = self.head_bytes = self.remaining = self.cuts = 0
         self.head_done = self.message_done = self.settling = False
         self.pending_head: bytes | None = None
         self.carry = b""
@@ -173,38 +175,43 @@ class InferenceProtocol(asyncio.Protocol):
 
     def _feed(self, data: bytes) -> None:
         self.feeding = True
+        at, size = 0, len(data)
         try:
-            while data and not self.gone:
+            while at < size and not self.gone:
                 phase = self.phase
                 if phase is Phase.BUSY:
-                    self.stash = data
+                    self.stash = data[at:]
                     return
                 if phase is Phase.LINGER:
                     return
                 if phase is Phase.IDLE:
                     self.phase = Phase.HEAD
                     self.deadline = self.gateway.now + HEAD_S
-                cut = self._cut(data)
-                piece = data[:cut] if cut < len(data) else data
-                data = data[cut:] if cut < len(data) else b""
+                cut = self._cut(data, at)
+                piece = data if cut - at == size else data[at:cut]
+                at = cut
                 if not self._feed_piece(piece):
                     return
         finally:
             self.feeding = False
 
-    def _cut(self, data: bytes) -> int:
-        """How much of `data` surely belongs to this message: every message without a length ends in an empty line."""
+    def _cut(self, data: bytes, at: int) -> int:
+        """How far `data` from `at` surely is of this message: one without a length ends in an empty line."""
         if self.remaining > 0:
-            cut = min(self.remaining, len(data))
+            cut = min(self.remaining, len(data) - at)
             self.remaining -= cut
-            return cut
-        carry = self.carry
-        found = (carry + data).find(_END) if carry else data.find(_END)
-        if found < 0:
-            self.carry = (carry + data)[-3:]
-            return len(data)
-        self.carry = b""
-        return found + 4 - len(carry)
+            return at + cut
+        carry, self.carry = self.carry, b""
+        if carry:
+            across = (carry + data[at : at + 3]).find(_END)
+            if across >= 0:
+                return at + across + 4 - len(carry)
+        found = data.find(_END, at)
+        if found >= 0:
+            self.cuts += 1
+            return found + 4
+        self.carry = (carry + data[max(at, len(data) - 3) :])[-3:]
+        return len(data)
 
     def _feed_piece(self, piece: bytes) -> bool:
         """Whether the connection can go on."""
@@ -213,6 +220,9 @@ class InferenceProtocol(asyncio.Protocol):
             if self.head_bytes > wire.HEAD_MAX:
                 self._refuse(errors.headers_too_large())
                 return False
+        if self.cuts > CUTS_MAX:
+            self._refuse(errors.invalid("The body is made of too many small pieces. Send it with a Content-Length."))
+            return False
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
@@ -257,7 +267,16 @@ class InferenceProtocol(asyncio.Protocol):
         if self.cold is not None:
             self.cold.body(part)
         elif self.request is not None:
-            self.body.append(part)
+            self._keep(part)
+
+    def _keep(self, part: bytes) -> None:
+        """Most bodies come in one part. Of many small ones no object each is kept: that is many times their size."""
+        if not self.body:
+            self.body = part
+            return
+        if type(self.body) is bytes:
+            self.body = bytearray(self.body)
+        self.body += part
 
     def on_message_complete(self) -> None:
         self.message_done = True
@@ -325,10 +344,9 @@ class InferenceProtocol(asyncio.Protocol):
         elif self.refusal is not None:
             self._answer_refusal(self.refusal)
         elif self.request is not None:
-            request, body = self.request, self.body
-            request.body = body[0] if len(body) == 1 else b"".join(body)
-            self.body = []
-            self.task = self.gateway.loop.create_task(serve(self.gateway, request, self))
+            self.request.body = bytes(self.body)  # the same object when it is bytes
+            self.body = b""
+            self.task = self.gateway.loop.create_task(serve(self.gateway, self.request, self))
 
     def _answer_refusal(self, error: PlatformError) -> None:
         self.gateway.metrics.count("refused", errors.status_of(error))
@@ -347,6 +365,8 @@ class InferenceProtocol(asyncio.Protocol):
     def _refuse(self, error: PlatformError) -> None:
         """Answer and end: what follows on this connection cannot be trusted, or is not wanted."""
         self.head.keep_alive = False
+        if self.cold is not None:
+            self.cold.disconnect()  # whatever the app may still say, this is the one answer
         self._answer_refusal(error)
 
     def refuse_cold(self, error: PlatformError) -> None:
@@ -410,7 +430,7 @@ class InferenceProtocol(asyncio.Protocol):
         lines = wire.plain_head(
             status, b"application/json", len(body), gateway.date_line + extra, keep_alive=keep_alive
         )
-        self.transport.write(lines + body)
+        self.transport.write(lines if head.method == b"HEAD" else lines + body)
 
     def abandon(self) -> None:
         """No answer, or no end of one, will come."""

@@ -70,13 +70,16 @@ class Follower:
             backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
 
     async def load(self, connection: "psycopg.AsyncConnection[Any]") -> None:
-        """Read everything. The revision is read first: what changes meanwhile is read again."""
+        """Read everything. The revision is read first: what changes meanwhile is read again.
+
+        The keys come last: until then callers are told to come back, not that there is no such model or price.
+        """
         revision = await queries.newest_revision(connection)
         async with transaction(self._sessions) as session:
             found = await principals.load_all(session)
-        self._directory.principals = found
         await self._load_catalog()
         await self._load_prices()
+        self._directory.principals = found
         self._directory.changed()
         self._directory.revision = revision
         self._directory.loaded = True

@@ -68,7 +68,7 @@ class EventFilter:
     def finish(self) -> bytes:
         """Return what an engine left without its final blank line."""
         tail, self.tail = self.tail.strip(), b""
-        return self._filter(tail + b"\n\n") if tail.startswith(b"data:") else b""
+        return self._filter(tail + b"\n\n") if tail.startswith(b"data:") or b"\ndata:" in tail else b""
 
     def _filter(self, events: bytes) -> bytes:
         if not self.closing_facts:
@@ -96,12 +96,11 @@ class EventFilter:
     def _learn(self, events: bytes) -> None:
         """Read id, object and created from the first event that is a JSON object."""
         for event in events.split(b"\n\n"):
-            if event.startswith(b"data:") and not event.endswith(b"[DONE]"):
-                document = _object(event)
-                if document is not None and "error" not in document:
-                    self.upstream_id = str(document.get("id") or "")[:200]
-                    self.closing_facts = {key: document.get(key) for key in ("id", "object", "created")}
-                    return
+            document = _object(event)
+            if document is not None and "error" not in document:
+                self.upstream_id = str(document.get("id") or "")[:200]
+                self.closing_facts = {key: document.get(key) for key in ("id", "object", "created")}
+                return
 
     def _take_usage(self, events: bytes) -> bytes:
         kept: list[bytes] = []
@@ -113,7 +112,7 @@ class EventFilter:
 
     def _without_usage(self, event: bytes) -> bytes | None:
         """The event without usage, None when nothing is left of it."""
-        if b'"usage":null' in event:
+        if b'"usage":null' in event and event.count(b'"usage"') == 1:
             return event if self.keep_null_usage else event.replace(b',"usage":null', b"")
         document = _object(event)
         if document is None or "usage" not in document:
@@ -125,7 +124,7 @@ class EventFilter:
             return event
         if not document.get("choices") and "error" not in document:
             return None
-        return b"data: " + _encode(document)
+        return _other_lines(event) + b"data: " + _encode(document)
 
     def _take_done(self, events: bytes) -> bytes:
         start = 0 if events.startswith((DONE, b"data:[DONE]\n\n")) else max(events.find(b"\ndata: [DONE]\n\n"), 0)
@@ -143,13 +142,24 @@ def usage_chunk(facts: dict[str, Any], model: str, usage: dict[str, Any]) -> byt
 
 
 def _object(event: bytes) -> dict[str, Any] | None:
-    if not event.startswith(b"data:"):
+    """The event's data as a JSON object; other lines (``event:``, ``id:``, comments) may stand around it."""
+    if event.startswith(b"data:") and b"\n" not in event:
+        data = event[5:]
+    else:
+        data = b"\n".join(line[5:] for line in event.split(b"\n") if line.startswith(b"data:"))
+    if not data:
         return None
     try:
-        document = _decode(event[5:])
+        document = _decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return document if type(document) is dict else None
+
+
+def _other_lines(event: bytes) -> bytes:
+    if event.startswith(b"data:") and b"\n" not in event:
+        return b""
+    return b"".join(line + b"\n" for line in event.split(b"\n") if line and not line.startswith(b"data:"))
 
 
 def _reports_error(events: bytes) -> bool:

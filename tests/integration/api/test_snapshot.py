@@ -118,6 +118,27 @@ async def test_it_is_whole_at_start_and_follows_every_kind_of_change(following: 
     assert directory.prices is table
 
 
+class Watched(Directory):
+    """Notes what a caller would have met at the moment its key became known."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "principals" and value:
+            assert self.models, "a known key, and no models yet: a wrong 404"
+            assert self.prices is not None, "a known key, and no prices yet: a wrong 403"
+        super().__setattr__(name, value)
+
+
+async def test_no_key_is_known_before_models_and_prices_are(sessions: db.Sessions, database_settings: Database) -> None:
+    """A gateway that starts under load is asked before it has read everything."""
+    await seed(sessions, "http://127.0.0.1:9/")
+    url, directory = database_settings.url.get_secret_value(), Watched()
+    follower = Follower(directory, sessions, url, sealing=SEALING, clock=SystemClock(), metrics=Metrics())
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await follower.load(connection)
+    assert directory.loaded
+    assert directory.principals
+
+
 async def test_a_notice_that_is_lost_costs_a_quarter_of_a_second(
     following: Following, postgres: PostgresService, database: str
 ) -> None:

@@ -125,3 +125,34 @@ def test_the_usage_chunk_of_ours() -> None:
         "choices": [],
         "usage": {"prompt_tokens": 1, "cost": "0.1"},
     }
+
+
+USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+
+
+def test_usage_is_found_among_other_lines_of_an_event() -> None:
+    """Servers write ``event:``, ``id:`` and comments beside the data; what is ours to keep is not passed on with them."""
+    closing = event(choices=[], usage=USAGE)
+    for around in (b"id: 7\n" + closing, b"event: message\nid: 7\n" + closing, b": ping\n" + closing):
+        stream = b"event: message\n" + delta("hi") + around + b"data: [DONE]\n\n"
+        for cut in range(len(stream)):
+            shown, found = play(stream, [cut])
+            assert found.report is not None
+            assert found.report["usage"] == USAGE
+            assert shown == b"event: message\n" + delta("hi").replace(b'"inner"', b'"public"')
+            assert found.upstream_id == "c1"
+
+
+def test_usage_in_one_event_over_two_data_lines_is_found_without_its_end() -> None:
+    shown, found = play(b'id: 1\ndata: {"choices":[],\ndata: "usage":' + msgspec.json.encode(USAGE) + b"}", [])
+    assert found.report is not None
+    assert found.report["usage"] == USAGE
+    assert shown.strip() == b""
+
+
+def test_a_null_inside_a_choice_does_not_hide_the_usage_beside_it() -> None:
+    chunk = event(choices=[{"index": 0, "delta": {"content": "a"}, "usage": None}], usage=USAGE)
+    shown, found = play(chunk, [])
+    assert found.report is not None
+    assert found.report["usage"] == USAGE
+    assert texts(shown) == "a"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from api.inference.protocol import STASH_MAX, Phase
+from api.inference.protocol import CUTS_MAX, STASH_MAX, Phase
 from core.clock import ManualClock
 from core.settings import Gateway as GatewaySettings
 from tests.factories.gateway import Rig, rig
@@ -159,6 +159,36 @@ async def test_chunked_body_beyond_the_limit() -> None:
         transport = await play(made, [head, *[b"64\r\n" + b"a" * 100 + b"\r\n"] * 20])
         assert transport.statuses == [413]
         assert transport.ended
+
+
+@pytest.mark.parametrize("sent", [b"HEAD /v1/embeddings HTTP/1.1\r\nHost: a\r\n\r\n", b"HEAD /x HTTP/1.1\r\n\r\n"])
+async def test_a_refusal_of_head_has_no_body(made: Rig, sent: bytes) -> None:
+    """A client, or a proxy before us, would take it for the next answer."""
+    transport = await play(made, [sent])
+    assert transport.written.endswith(b"\r\n\r\n")
+    assert b"{" not in transport.written
+
+
+async def test_a_chunked_body_full_of_what_looks_like_its_end(made: Rig) -> None:
+    """It once cost the whole rest of the read for every four bytes: 9 MB stopped the process for 20 s."""
+    head = (POST + KEY).replace(b"%KEY%", made.key.encode()) + b"Transfer-Encoding: chunked\r\n\r\n"
+    for size, status in ((7_000, 400), (9_000_000, 400)):
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (size, b"\r\n\r\n" * (size // 4))
+        transport = await play(made, [head + body])
+        assert transport.statuses == [status]
+        assert transport.ended == (size > 4 * CUTS_MAX)
+
+
+async def test_a_body_in_many_small_chunks_is_kept_as_one(made: Rig) -> None:
+    """An object for each chunk would be twenty times the body."""
+    protocol = made.connection()
+    transport = MemoryTransport(protocol)
+    head = (POST + KEY).replace(b"%KEY%", made.key.encode()) + b"Transfer-Encoding: chunked\r\n\r\n"
+    protocol.data_received(head + b"".join(b"1\r\n%c\r\n" % byte for byte in BODY))
+    assert bytes(protocol.body) == BODY
+    protocol.data_received(b"0\r\n\r\n")
+    await made.settled()
+    assert transport.statuses == [404]
 
 
 async def test_a_thousand_pipelined_requests_wait_unparsed(made: Rig) -> None:
