@@ -131,7 +131,7 @@ USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
 
 
 def test_usage_is_found_among_other_lines_of_an_event() -> None:
-    """Servers write ``event:``, ``id:`` and comments beside the data; what is ours to keep is not passed on with them."""
+    """Servers write ``event:``, ``id:`` and comments beside the data; usage is kept back all the same."""
     closing = event(choices=[], usage=USAGE)
     for around in (b"id: 7\n" + closing, b"event: message\nid: 7\n" + closing, b": ping\n" + closing):
         stream = b"event: message\n" + delta("hi") + around + b"data: [DONE]\n\n"
