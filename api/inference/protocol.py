@@ -329,9 +329,11 @@ class InferenceProtocol(asyncio.Protocol):
         return Request(head, endpoint, digest, client_ip)
 
     def _begin_cold(self) -> None:
-        self.gateway.metrics.add("cold_requests_total")
-        self.cold = cold = ColdExchange(self, self.head, self.client_ip, expect=b"expect" in self.head.noted)
-        self.task = task = self.gateway.loop.create_task(cold.run(self.gateway.cold_app))
+        gateway, head = self.gateway, self.head
+        gateway.metrics.add("cold_requests_total")
+        client_ip = wire.client_address(head, self.client_ip, gateway.settings.trusted_proxies)
+        self.cold = cold = ColdExchange(self, head, client_ip, expect=b"expect" in head.noted)
+        self.task = task = gateway.loop.create_task(cold.run(gateway.cold_app))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 

@@ -9,11 +9,12 @@ import pytest
 
 from billing.types import CountSource, Outcome
 from catalog.types import DeploymentKind, EngineKind
+from core.clock import SystemClock
 from core.errors import ErrorKind, PlatformError
 from core.settings import Gateway as GatewaySettings
 from core.tiers import Tier
 from core.usage import TokenUsage
-from tests.factories.gateway import FixedPrices, served_model, usd_per_million
+from tests.factories.gateway import FixedPrices, rig, served_model, usd_per_million
 from tests.factories.stack import Stack, chat, events_of, text_of, until
 
 
@@ -499,3 +500,25 @@ async def test_cors_only_for_origins_of_the_settings(stack: Stack) -> None:
         "/v1/chat/completions", json=chat("x"), headers={"Origin": "https://evil.example"}
     )
     assert "access-control-allow-origin" not in stranger.headers
+
+
+@pytest.mark.parametrize(
+    ("proxies", "forwarded", "status"),
+    [
+        (("127.0.0.1",), "10.1.2.3", 200),
+        (("127.0.0.1",), "6.6.6.6, 10.1.2.3", 200),  # the entry our proxy wrote is the last one
+        (("127.0.0.1",), "10.1.2.3, 6.6.6.6", 403),
+        (("127.0.0.1",), "", 403),
+        ((), "10.1.2.3", 403),  # nobody's word is taken but a trusted proxy's
+    ],
+)
+async def test_a_keys_networks_hold_on_every_path_and_only_trusted_proxies_name_the_caller(
+    stack: Stack, proxies: tuple[str, ...], forwarded: str, status: int
+) -> None:
+    settings = GatewaySettings(spool_wait_ms=2000, trusted_proxies=proxies)
+    async with rig(stack.rig.models, clock=SystemClock(), settings=settings) as made:
+        key, _ = made.add_key(allowed_networks=("10.0.0.0/8",))
+        headers = {"Authorization": f"Bearer {key}"} | ({"X-Forwarded-For": forwarded} if forwarded else {})
+        async with httpx.AsyncClient(base_url=made.url, headers=headers, timeout=20) as client:
+            assert (await client.post("/v1/chat/completions", json=chat("x"))).status_code == status
+            assert (await client.get("/v1/models")).status_code == status
