@@ -52,6 +52,7 @@ def paused(pid: int) -> Iterator[None]:
 
 STREAMS = 2_000
 DRAIN_TIMEOUT_S = 300
+WARM_S = 6.0
 SLICES = (  # name, keys, body, connections
     ("every stage, 200 B, 1 key, 64 connections", "one", "200 B", 64),
     ("every stage, 200 B, 1 key, 128 connections", "one", "200 B", 128),
@@ -85,6 +86,7 @@ def measure_requests(tools: Tools, targets: dict[str, Target], rounds: int, seco
     """Measure every slice `rounds` times, each after a slice of the references; return rows of medians."""
     ours, rows, drains = targets["tidegate"], [], []
     references = [targets[name] for name in ("py-raw", "nginx") if name in targets]
+    saturate(tools, ours, Load("many", "200 B", 128), WARM_S)  # so that every key has been seen
     for name, keys, body, connections in SLICES:
         runs: list[Json] = []
         for _ in range(rounds):
@@ -192,6 +194,7 @@ def measure_many_streams(tools: Tools, target: Target, key: str) -> Json:
         "kb_per_stream": (meanwhile - at_rest) / STREAMS / 1024,
         "gap_ms": {p: result["gap_us"][p] / 1000 for p in ("p50", "p99")},
         "errors": result["err"],
+        "error_status": result["status_err"],
     }
 
 

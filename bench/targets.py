@@ -77,7 +77,7 @@ def _loaded(target: Target, command: list[str | Path]) -> Json:
         ["taskset", "-c", str(machine.OTHER_CORE), *command], check=True, capture_output=True, text=True
     )
     result: Json = json.loads(done.stdout)
-    spent = {name: total - before[name] for name, total in target.cpu().items()}
+    spent = {name: max(0.0, total - before[name]) for name, total in target.cpu().items()}  # a child may have ended
     answers = result.get("total_ok", result.get("total", 0)) or 1
     result["cpu_ms"] = {name: 1000 * seconds / answers for name, seconds in spent.items()}
     result["core_share"] = spent["gateway"] / (time.monotonic() - began)
