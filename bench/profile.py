@@ -1,7 +1,7 @@
 """Where the gateway's CPU goes: `make bench-profile`. Stack samples of one worker at saturation, summed by stage.
 
 A sample belongs to the innermost frame that is code of this repository; time in C and in the kernel counts for the
-Python line that called it. Needs py-spy: `PYSPY=path`, or on the PATH.
+Python line that called it. Only the thread of the event loop is sampled. Needs py-spy: `PYSPY=path`, or on the PATH.
 """
 
 import argparse
@@ -35,10 +35,12 @@ STAGES = (  # of files, first match wins
     ("7 settle", ("api/inference/settle.py", "billing/", "api/inference/count.py", "core/ids.py", "core/money.py")),
     ("metrics, access log", ("api/inference/metrics.py", "api/inference/access_log.py", "core/logging.py")),
     ("HTTP of the caller", ("api/inference/protocol.py", "api/inference/wire.py", "api/inference/bridge.py")),
+    ("event loop: waiting, reading, callbacks", ("api/inference/app.py",)),
     ("serve itself", ("api/inference/",)),
 )
 OTHER = "event loop and the rest"
 SAMPLES_PER_S = 500
+WARM_S = 6.0  # until every key has been seen
 
 
 def stage_of(frames: list[str]) -> tuple[str, str]:
@@ -56,6 +58,8 @@ def summarise(lines: Iterable[str]) -> tuple[Counter[str], Counter[str]]:
     functions: Counter[str] = Counter()
     for line in lines:
         stack, _, count = line.rpartition(" ")
+        if "MainThread" not in stack:  # the spool's thread mostly waits, which is no CPU
+            continue
         stage, frame = stage_of([frame.replace(f"({ROOT}/", "(") for frame in stack.split(";")])
         stages[stage] += int(count)
         functions[frame.rpartition(":")[0] + ")"] += int(count)
@@ -79,7 +83,7 @@ def report(stages: Counter[str], functions: Counter[str], kernel_share: float) -
 
 def record(pyspy: str, target: Target, seconds: int) -> subprocess.Popen[bytes]:
     assert target.process is not None
-    options = ["-d", str(seconds), "-r", str(SAMPLES_PER_S), "-f", "raw", "-F", "-o", str(BUILD / "stacks.txt")]
+    options = ["-t", "-d", str(seconds), "-r", str(SAMPLES_PER_S), "-f", "raw", "-F", "-o", str(BUILD / "stacks.txt")]
     return subprocess.Popen(
         ["taskset", "-c", "1", pyspy, "record", "-p", str(target.process.pid), *options],
         stdout=subprocess.DEVNULL,
@@ -101,6 +105,7 @@ def main() -> None:
         start_upstream(stack, tools)
         target = start_tidegate(stack)
         assert target.process is not None
+        saturate(tools, target, Load("many", "200 B", 128), WARM_S)
         before = psutil.Process(target.process.pid).cpu_times()
         with record(pyspy, target, options.seconds):
             if options.model:
