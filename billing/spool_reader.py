@@ -2,7 +2,9 @@
 
 import os
 import zlib
+from collections.abc import Set as AbstractSet
 from pathlib import Path
+from uuid import UUID
 
 import msgspec
 
@@ -13,6 +15,7 @@ from core.logging import get_logger
 
 READ_BYTES = 2 * 1024 * 1024
 READS_MAX = 64  # file reads of one call
+EVENTS_PER_PAGE = 5000
 REJECTED_NAME = "rejected.bin"  # frames whole by CRC that this version cannot read: for a person
 
 _log = get_logger(__name__)
@@ -146,3 +149,11 @@ class SpoolReader:
             copy = self.folder / f"damaged-{self._ahead.segment:016d}-{self._ahead.offset}.bin"
             copy.write_bytes(torn)
             _log.error("spool.segment_damaged", spool=self.folder.name, kept=copy.name)
+
+
+def unposted_among(folder: Path, ids: AbstractSet[UUID]) -> set[UUID]:
+    """Return those of `ids` whose events stand in the spool and are not known to be posted. Blocks for file reads."""
+    reader, found = SpoolReader(folder), set[UUID]()
+    while events := reader.read(EVENTS_PER_PAGE):
+        found.update(event.id for event in events if event.id in ids)
+    return found

@@ -15,6 +15,8 @@ key                         type     content and writer
 ``{tg}:m:<deployment>``     hash     ``inflight``, ``waiting``, ``last_us`` of the last grant or release, in server
                                      time, ``cap`` (0: none), ``gap_us`` between releases under load (scheduler)
 ``{tg}:lease:<replica>``    hash     request id → what it holds or waits for (scheduler)
+``{tg}:owed:<replica>``     hash     request id → tenant: served by a former life of that replica, its money still
+                                     held (scheduler adds; the replica, back with its spool, settles and removes)
 ``{tg}:q:<deployment>``     zset     waiting requests by the time they came, server µs (scheduler)
 ``{tg}:queues``             zset     deployments with waiters by the time of their oldest (scheduler)
 ``{tg}:waiters``            string   requests waiting over all deployments (scheduler)
@@ -58,6 +60,10 @@ def deployment(deployment_id: UUID) -> str:
 
 def lease(replica: str) -> str:
     return f"{{tg}}:lease:{replica}"
+
+
+def owed(replica: str) -> str:
+    return f"{{tg}}:owed:{replica}"
 
 
 def grants(replica: str) -> str:

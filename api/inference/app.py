@@ -26,6 +26,7 @@ from api.inference.spool_register import SpoolRegister
 from api.server import Server
 from billing.credit_figures import make_loader
 from billing.spool import SpoolWriter
+from billing.spool_format import IDENTITY_NAME
 from core import db, logging
 from core.clock import SystemClock
 from core.ids import new_uuid
@@ -99,10 +100,11 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
     replica = replica_name(settings)
     engine = db.create_engine(settings.database)
     sessions = db.create_sessions(engine)
+    returning = (settings.spool_dir / replica / IDENTITY_NAME).exists()
     spool = SpoolWriter(settings.spool_dir / replica, clock=clock, max_bytes=settings.gateway.spool_max_bytes)
     await asyncio.to_thread(spool.start, loop)
     valkey = await RespClient.connect(settings.valkey.url.get_secret_value(), required=False)
-    register = SpoolRegister(valkey, settings.spool_dir / replica)
+    register = SpoolRegister(valkey, settings.spool_dir / replica, started=clock.now(), returning=returning)
     admission = Admission(
         valkey,
         replica=replica,

@@ -124,6 +124,11 @@ local function give_back(v, request, replica, now, waiters, unserved)
   end
 end
 
+-- Notes whose money stays held for a served request that nobody will release any more.
+local function note_owed(v, request, replica)
+  if v.state == 'G' and v.tenant ~= '' then call('HSET', P .. 'owed:' .. replica, request, v.tenant) end
+end
+
 -- Returns 'fits', 'full' (this deployment must wait) or 'stop' (nobody can be granted).
 local function room(v)
   local limits = string.gmatch(v.limits, '%d+')

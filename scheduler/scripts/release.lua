@@ -51,5 +51,6 @@ end
 local now, waiters = server_now(got[2]), tonumber(got[3]) or 0
 local v = parse(text)
 give_back(v, request, ARGV[2], now, waiters, false)
+if charge == '' then note_owed(v, request, ARGV[2]) end
 if waiters > 0 then dispatch(now, v.deployment, 32) end
 return {1}

@@ -16,7 +16,9 @@ local function reap(replica, expiry_ms)
   for i = 1, #held, 2 do
     local unserved = call('ZREM', KEYS[4], held[i] .. ' ' .. replica) == 1
     call('HDEL', lease, held[i])
-    give_back(parse(held[i + 1]), held[i], replica, now, 0, unserved)
+    local v = parse(held[i + 1])
+    give_back(v, held[i], replica, now, 0, unserved)
+    if not unserved then note_owed(v, held[i], replica) end
     reaped = reaped + 1
   end
   if call('HLEN', lease) > 0 then return end
