@@ -112,4 +112,4 @@ lock: $(UV) ## resolve the lock files anew (hashes, no index addresses)
 
 .PHONY: clean
 clean: ## remove what the commands above made (not .tidegate: that is your data)
-	rm -rf $(VENV) .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm .cache bench/build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
