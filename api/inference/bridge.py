@@ -148,6 +148,8 @@ class ColdExchange:
         headers = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in _NOT_PASSED_ON]
         length = next((value for name, value in headers if name.lower() == b"content-length"), None)
         self._left = int(length) if length is not None and not bodyless else -1
+        if not self._complete:
+            head.keep_alive = False  # the rest of the request's body is not waited for, and the answer says so
         lines = [wire.status_line(status), connection.gateway.date_line]
         lines.extend(b"%b: %b\r\n" % (name, value) for name, value in headers)
         if length is None and not bodyless:

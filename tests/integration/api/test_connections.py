@@ -140,6 +140,22 @@ async def test_an_app_that_fails_is_a_500_and_one_that_stops_short_is_cut(echoin
             await client.answer()
 
 
+async def test_an_answer_that_does_not_wait_for_the_body_says_that_the_connection_ends() -> None:
+    """Else a client sends its next request on a connection that is being closed."""
+    async with rig({}) as made, wire(made) as client:
+        client.writer.write(b"POST /v1/responses HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n")
+        status, headers, _ = await client.answer()
+        assert (status, headers[b"connection"]) == (404, b"close")
+        client.writer.write(b"{}")
+        assert await client.reader.read() == b""
+    async with rig({}) as made, wire(made) as client:
+        for _ in range(2):
+            client.send("POST", "/v1/responses", b"{}")
+            status, headers, _ = await client.answer()
+            assert status == 404
+            assert b"connection" not in headers
+
+
 async def test_cold_bodies_have_the_same_limit() -> None:
     async with rig({}, settings=GatewaySettings(body_max_bytes=1000), cold_app=echo) as made:
         async with wire(made) as client:
