@@ -175,8 +175,12 @@ def _check_limits(new: NewDeployment) -> None:
 
 
 def _external_url(new: NewDeployment) -> str:
-    parts = urlsplit(new.base_url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment or parts.username:
+    try:
+        parts = urlsplit(new.base_url)
+        whole = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an address in brackets that is none, a port beyond 65535
+        whole = False
+    if not whole or parts.query or parts.fragment or parts.username:
         raise _invalid("base_url", "Write http(s)://host[:port][/path] of an OpenAI-compatible server, nothing more.")
     return new.base_url.rstrip("/").removesuffix("/v1")
 

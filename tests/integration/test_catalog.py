@@ -151,6 +151,8 @@ async def test_names_are_taken_once(sessions: db.Sessions) -> None:
         ({"kind": DeploymentKind.KNATIVE}, "kind"),
         ({"kind": DeploymentKind.EXTERNAL}, "base_url"),
         ({"kind": DeploymentKind.EXTERNAL, "base_url": "ftp://x"}, "base_url"),
+        ({"kind": DeploymentKind.EXTERNAL, "base_url": "http://[::1"}, "base_url"),
+        ({"kind": DeploymentKind.EXTERNAL, "base_url": "http://x:99999"}, "base_url"),
         ({"kind": DeploymentKind.EXTERNAL, "base_url": "http://user:secret@x"}, "base_url"),
         ({"min_scale": 2}, "min_scale"),
         ({"max_scale": 2}, "max_scale"),
