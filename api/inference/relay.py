@@ -10,6 +10,7 @@ from api.inference import errors
 from api.inference.sse import EventFilter
 from core.errors import ErrorKind, PlatformError
 from engine.client import Call, Failure
+from engine.refusals import explain
 
 BUFFERED_MAX = 64 * 1024 * 1024
 ERROR_BODY_MAX = 64 * 1024
@@ -230,5 +231,5 @@ def _engine_message(body: bytes) -> tuple[str, str | None]:
         return "", None
     inner = found.get("error")
     error: dict[str, Any] = inner if type(inner) is dict else found
-    message, param = error.get("message"), error.get("param")
-    return (message[:1000] if type(message) is str else ""), (param[:64] if type(param) is str else None)
+    message, param = explain(error)
+    return message[:1000], param and param[:64]

@@ -72,3 +72,9 @@ async def test_several_answers_are_refused_because_llama_cpp_counts_only_the_fir
         (400, "n"),
         (400, "n"),
     ]
+
+
+async def test_a_prompt_beyond_the_context_is_refused_in_words_for_callers(gateway: httpx.AsyncClient) -> None:
+    answer = await gateway.post("/v1/chat/completions", json=contract.chat_body(LLAMA_CPP, "word " * 2000))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith("tokens; this model takes 1024, prompt and answer together.")
