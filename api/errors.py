@@ -69,10 +69,18 @@ def unavailable(dependency: str) -> PlatformError:
     )
 
 
+# Instead of pydantic's words, which speak of Python and of patterns.
+_RULES = {
+    "string_pattern_mismatch": "This text has a form that is not allowed here; /api/openapi.json describes the field",
+    "model_attributes_type": "Send a JSON object, with the header Content-Type: application/json",
+    "extra_forbidden": "There is no such member here",
+}
+
+
 def _validation(error: RequestValidationError) -> PlatformError:
     """Name the places and the rules, never the values: one of them may be a secret."""
     errors = [
-        {"loc": ".".join(str(part) for part in item["loc"])[:200], "type": item["type"], "message": item["msg"]}
+        {"loc": ".".join(str(part) for part in item["loc"])[:200], "type": item["type"], "message": _said(item)}
         for item in error.errors()[:VALIDATION_ERRORS_MAX]
     ]
     first = errors[0] if errors else {"loc": "body", "message": "is not valid"}
@@ -86,6 +94,10 @@ def _validation(error: RequestValidationError) -> PlatformError:
 
 
 _HTTP_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "UNSUPPORTED_MEDIA_TYPE"}
+
+
+def _said(item: dict[str, Any]) -> str:
+    return _RULES.get(item["type"], str(item["msg"]))
 
 
 def _platform(request: Request, error: Exception) -> Response:

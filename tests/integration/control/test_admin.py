@@ -158,6 +158,17 @@ async def test_bad_bodies_are_named_and_never_quoted(admin: Client) -> None:
         assert all(set(error) == {"loc", "type", "message"} for error in problem["errors"])
 
 
+async def test_what_is_wrong_is_said_in_words_of_the_api(admin: Client) -> None:
+    """No pattern, no Python: `curl -d` sends JSON as a form, which is the first thing that goes wrong."""
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    form = await admin.call("POST", f"{ADMIN}/tenants", content=b'{"name":"x"}', headers=headers)
+    assert form.json()["detail"] == "body: Send a JSON object, with the header Content-Type: application/json."
+    spaces = (await admin.post(f"{ADMIN}/tenants", {"name": " x", "currency": "USD"})).json()["detail"]
+    assert spaces.startswith("body.name: ")
+    assert "pattern" not in spaces
+    assert "/api/openapi.json" in spaces
+
+
 async def test_a_secret_in_the_wrong_place_is_not_echoed(admin: Client) -> None:
     secret = "tg_verysecretverysecret"
     answer = await admin.post(f"{ADMIN}/tenants", {"name": [secret], "currency": secret, "tz": {"x": secret}})
