@@ -13,11 +13,11 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(UV): requirements-uv.lock
+$(UV): requirements-bootstrap.lock
 	@echo "setup: creating $(VENV)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidegate needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-uv.lock
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-bootstrap.lock
 	@touch $(UV)
 
 $(VENV)/.embedded: requirements-embedded.lock $(UV)
@@ -105,6 +105,7 @@ contracts: setup-dev ## import contracts between the packages
 
 .PHONY: lock
 lock: $(UV) ## resolve the lock files anew (hashes, no index addresses)
+	echo uv | $(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock" - -o requirements-bootstrap.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock" pyproject.toml --extra embedded --group dev -o requirements-dev.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock" pyproject.toml --extra embedded -c requirements-dev.lock -o requirements-embedded.lock
 	$(UV) pip compile -q --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command "make lock" pyproject.toml -c requirements-dev.lock -o requirements.lock
