@@ -45,6 +45,8 @@ async def settle(gateway: Gateway, job: Job, request: Request, client: Client, e
     bill = None
     if relay is not None and job.call.endpoint != "tokenize":  # which costs nothing and is no generation
         bill = make_bill(job, relay, error) or await counted_bill(gateway, job, relay, error)
+        if error is None and bill.outcome is Outcome.UPSTREAM_ERROR:
+            error = errors.upstream_error()  # it said 200, and what came is no answer
     status = CLIENT_LEFT_STATUS if error is CLIENT_LEFT else errors.status_of(error) if error else 200
     durable = record(gateway, job, bill, status) if bill is not None else None
     grant, job.grant = job.grant, None
@@ -74,6 +76,8 @@ def make_bill(job: Job, relay: Relay, error: PlatformError | None) -> Bill | Non
         upstream_id, report = events.upstream_id, events.report
     else:
         facts = read_answer(b"".join(relay.body)) if relay.status == 200 else None
+        if facts is None and outcome is Outcome.COMPLETED:
+            return Bill(Outcome.UPSTREAM_ERROR)
         upstream_id = facts.id[:200] if facts is not None and type(facts.id) is str else ""
         report = {"usage": facts.usage, "timings": facts.timings} if facts is not None and facts.usage else None
     if report is not None:

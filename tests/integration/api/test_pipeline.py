@@ -278,6 +278,7 @@ async def test_the_last_byte_waits_for_the_disk_and_not_for_ever(stack: Stack) -
         ("fault=busy", 503, "MODEL_BUSY"),
         ("fault=close", 502, "UPSTREAM_ERROR"),
         ("fault=die at=3", 502, "UPSTREAM_ERROR"),
+        ("fault=garbage", 502, "UPSTREAM_ERROR"),
         ("nonsense=1", 400, "INVALID_REQUEST"),
     ],
 )
