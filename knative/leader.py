@@ -7,6 +7,7 @@ back, the leader takes its lock again, or steps down when somebody else led mean
 """
 
 import asyncio
+import contextlib
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -83,10 +84,13 @@ class Leadership:
         return got
 
     async def release(self) -> None:
-        """Let the lock go by closing its connection, whatever state that is in."""
+        """Let the lock go at once, and close its connection whatever state that is in."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
+        with contextlib.suppress(*UNREACHABLE):
+            async with asyncio.timeout(ANSWER_S):
+                await queries.unlock(connection)  # else the next leader waits until the server sees the end of ours
         try:
             async with asyncio.timeout(ANSWER_S):
                 await connection.invalidate()  # the session ends, and the lock with it; it must not go to the pool

@@ -31,3 +31,8 @@ async def holds_lock(connection: AsyncConnection) -> bool:
         {"key": LEADER_LOCK},
     )
     return bool(held.scalar_one())
+
+
+async def unlock(connection: AsyncConnection) -> None:
+    """Give the leader's lock back, if this connection has it."""
+    await connection.execute(text("SELECT pg_advisory_unlock_all()"))
