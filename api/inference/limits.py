@@ -10,6 +10,10 @@ from tenants import quotas
 from tenants.types import Principal
 
 KEYS_MAX = 50_000
+RATE_LINES, CONCURRENCY_LINES = (  # limit, remaining, reset in s
+    b"X-Ratelimit-Limit-%b: %%d\r\nX-Ratelimit-Remaining-%b: %%d\r\nX-Ratelimit-Reset-%b: %%ds\r\n" % (3 * (name,))
+    for name in (b"Requests", b"Concurrency")
+)
 _KIND_OF_CODE = {
     quotas.RATE_LIMITED: DemandKind.RATE,
     quotas.CONCURRENCY_LIMITED: DemandKind.CONCURRENCY,
@@ -20,12 +24,12 @@ class SeenLimits:
     """What the last admitted request of each key said of its limits, and when (monotonic s)."""
 
     def __init__(self) -> None:
-        self._seen: dict[UUID, tuple[Sequence[LimitState], float]] = {}
+        self._seen: dict[int, tuple[Sequence[LimitState], float]] = {}  # by key id, as a number: quick to hash
 
     def note(self, key_id: UUID, limits: Sequence[LimitState], now: float) -> None:
         if len(self._seen) >= KEYS_MAX:
             self._seen.clear()
-        self._seen[key_id] = (limits, now)
+        self._seen[key_id.int] = (limits, now)
 
     def headers(self, principal: Principal, now: float, error: PlatformError | None = None) -> bytes:
         """Header lines of an answer to a request that took nothing of its key's limits.
@@ -33,7 +37,7 @@ class SeenLimits:
         The limit that `error` names has nothing left; a rate stands as last seen, or whole once its window is over.
         How many requests run now is not known here, so no other concurrency is shown.
         """
-        limits, at = self._seen.get(principal.key_id, ((), 0.0))
+        limits, at = self._seen.get(principal.key_id.int, ((), 0.0))
         known = {limit.name: limit for limit in limits}
         kind = _KIND_OF_CODE.get(error.code) if error is not None else None
         lines = []
@@ -55,17 +59,17 @@ class SeenLimits:
 
 def limit_headers(limits: Sequence[LimitState]) -> bytes:
     """Header lines of the limits nearest to their end: one of requests per minute, one of requests at once."""
-    nearest: dict[DemandKind, LimitState] = {}
+    rate: LimitState | None = None
+    running: LimitState | None = None
     for limit in limits:
-        if limit.kind not in nearest or limit.remaining < nearest[limit.kind].remaining:
-            nearest[limit.kind] = limit
-    return b"".join([_lines(kind, limit.limit, limit.remaining, limit.reset_s) for kind, limit in nearest.items()])
+        if limit.kind is DemandKind.RATE:
+            if rate is None or limit.remaining < rate.remaining:
+                rate = limit
+        elif running is None or limit.remaining < running.remaining:
+            running = limit
+    lines = b"" if running is None else CONCURRENCY_LINES % (running.limit, running.remaining, running.reset_s)
+    return lines if rate is None else lines + RATE_LINES % (rate.limit, rate.remaining, rate.reset_s)
 
 
 def _lines(kind: DemandKind, limit: int, remaining: int, reset_s: int) -> bytes:
-    name = b"Requests" if kind is DemandKind.RATE else b"Concurrency"
-    return b"X-Ratelimit-Limit-%b: %d\r\nX-Ratelimit-Remaining-%b: %d\r\nX-Ratelimit-Reset-%b: %ds\r\n" % (
-        *(name, limit),
-        *(name, remaining),
-        *(name, reset_s),
-    )
+    return (RATE_LINES if kind is DemandKind.RATE else CONCURRENCY_LINES) % (limit, remaining, reset_s)

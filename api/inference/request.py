@@ -44,6 +44,7 @@ PLATFORM_ONLY = frozenset(
 MUST_HAVE = MappingProxyType({"chat": "messages", "completions": "prompt", "embeddings": "input", "tokenize": ""})
 TIERS = MappingProxyType({"priority": Tier.PRIORITY, "default": Tier.STANDARD, "flex": Tier.BATCH})
 MAX_CHOICES = 128
+LONG = 2048  # bytes; from here on it matters how quotes are counted
 TEXT_PARTS = ("text", "refusal")  # of a message's content; any other is an image, a sound or a file
 
 _decode = msgspec.json.Decoder().decode
@@ -83,7 +84,7 @@ def parse(endpoint: str, raw: bytes) -> Call:
     own = {name: members.pop(name) for name in members.keys() & OURS_FOR_CALLERS}
     body = _encode(members)
     text = _encode(own)
-    if b"\\" in raw:
+    if len(raw) > LONG or b"\\" in raw:
         same = _quotes(raw) == _quotes(body) + _quotes(text)
     else:  # nothing in it is escaped: every quote delimits a string
         same = raw.count(b'"') == body.count(b'"') + text.count(b'"')
@@ -107,10 +108,17 @@ def _members(raw: bytes) -> dict[str, Any]:
 def _quotes(text: bytes) -> int:
     """Count the quotes that delimit strings. Decoding drops all but the last of equal names, and with each its two."""
     if b"\\" not in text:
-        return text.count(b'"')
+        return _count_quotes(text)
     if b"\\\\" in text:
         text = text.replace(b"\\\\", b"")
-    return text.count(b'"') - text.count(b'\\"')
+    return _count_quotes(text) - text.count(b'\\"')
+
+
+def _count_quotes(text: bytes) -> int:
+    """Count them all. Where they are rare, as in prose, cutting them out is many times quicker than `bytes.count`."""
+    rare = len(text) // 64
+    cut = len(text) - len(text.replace(b'"', b"", rare))
+    return cut if cut < rare else text.count(b'"')
 
 
 def _unknown(endpoint: str, members: dict[str, Any]) -> Exception:
