@@ -24,7 +24,7 @@ from tests.conftest import PostgresService
 from tests.contract import engine_contract as contract
 from tests.vllm.calls import cached_tokens, chat, prompt, stream, until
 from tests.vllm.conftest import BLOCK_TOKENS, MODEL, SEATS, VLLM, Vllm
-from tests.vllm.platform import PICO, PRICES, Platform, running
+from tests.vllm.platform_under_test import PICO, PRICES, Platform, running
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
