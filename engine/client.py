@@ -208,7 +208,7 @@ class Connection(asyncio.Protocol):
         self.silent = False
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail(Failure.PROTOCOL)
             return
         if not self.in_body and not self.whole:

@@ -220,6 +220,12 @@ async def test_a_second_answer_in_the_same_read_is_no_answer_to_the_next_request
             id="chunks cut off",
         ),
         pytest.param(b"SSH-2.0-OpenSSH\r\n\r\n", Failure.PROTOCOL, b"", id="no HTTP"),
+        pytest.param(
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc",
+            Failure.PROTOCOL,
+            b"",
+            id="an upgrade nobody asked for",
+        ),
         pytest.param(b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70_000, Failure.PROTOCOL, b"", id="a head without end"),
         pytest.param(
             b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
