@@ -1,8 +1,8 @@
 """The gateway's side of the usage spool: one writer per replica, durable before the last byte of an answer leaves.
 
 Group commit is self-clocked: one thread writes all that has come in with one `pwrite` into a preallocated file opened
-with `O_DSYNC` (so the write returns when the bytes are on disk: one system call, and the interpreter's lock is given up
-and fought for once, not twice), tells the waiters, and starts again at once with what came in meanwhile.
+with `O_DSYNC`, which returns when the bytes are on disk (one system call: the thread has to get the interpreter's lock
+back once, not twice), tells the waiters, and starts again at once when a turn of the loop has ended meanwhile.
 """
 
 import asyncio
@@ -83,7 +83,6 @@ class SpoolWriter:
         self._offset = 0
         self._prepared: int | None = None
         self._preparing: threading.Thread | None = None
-        self._sleeping = False
         self._waking = False  # the loop will wake the thread at the end of its turn
         self._wake = threading.Lock()  # free when there may be work; an Event would make a lock for every wait
         self._wake.acquire()
@@ -116,6 +115,7 @@ class SpoolWriter:
         self._open_segment()
         self._refresh(force=True)
         self._loop = loop
+        self._wake_up()  # for what was appended before
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
 
@@ -133,13 +133,16 @@ class SpoolWriter:
             on_durable(False)
             return
         self._pending.append((frame, on_durable))
-        if self._sleeping and not self._waking and self._loop is not None:
+        if not self._waking and not self._failing and self._loop is not None:
             self._waking = True
-            self._loop.call_soon(self._wake_up)  # at the end of this turn: one flush for all its events
+            self._loop.call_soon(self._end_of_turn)  # one flush for all events of this turn
+
+    def _end_of_turn(self) -> None:
+        self._waking = False
+        self._wake_up()
 
     def _wake_up(self) -> None:
         """Let the thread look for work now; it may do so once too often."""
-        self._waking = self._sleeping = False
         with suppress(RuntimeError):  # it is free already
             self._wake.release()
 
@@ -188,17 +191,16 @@ class SpoolWriter:
 
     def _take(self) -> list[tuple[bytes, OnDurable]]:
         """Return what has come in, up to a batch; sleeps (at most until the next refresh) when there is nothing."""
-        if not self._pending and not self._closing and not self._failing:
-            self._sleeping = True
-            if not self._pending and not self._closing:
-                self._wake.acquire(timeout=REFRESH_S)
-            self._sleeping = False
+        if not self._closing and not self._failing:
+            self._wake.acquire(timeout=REFRESH_S)
         batch: list[tuple[bytes, OnDurable]] = []
         size = 0
         while self._pending and size < BATCH_MAX_BYTES:
             entry = self._pending.popleft()
             batch.append(entry)
             size += len(entry[0])
+        if self._pending:  # more than a batch: no turn's end will tell of the rest
+            self._wake_up()
         return batch
 
     def _flush(self, frames: list[bytes]) -> bool:
@@ -214,7 +216,10 @@ class SpoolWriter:
             # After a failed sync nothing is known of this file's end: all of the batch goes to the next one.
             self._abandon_segment()
             return False
-        self._unwritten, self._unwritten_bytes, self._failing = [], 0, False
+        self._unwritten, self._unwritten_bytes = [], 0
+        if self._failing:
+            self._failing = False
+            self._wake_up()  # what came in meanwhile has told nobody
         self._unposted += len(data)
         took_us = (time.perf_counter_ns() - started) // 1000
         self.figures.events += len(frames)

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -184,6 +185,32 @@ async def test_a_full_disk_refuses_new_work_and_loses_nothing(folder: Path, monk
     assert not is_full()
     spool.close()
     assert read_all(folder) == [first, second, third, fourth]
+
+
+async def test_every_write_is_synchronous(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, flags = os.pwrite, []
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        flags.append(fcntl.fcntl(descriptor, fcntl.F_GETFL))
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    spool = writer(folder)
+    assert await append_all(spool, [event(1)]) == [True]
+    spool.close()
+    assert flags
+    assert all(found & os.O_DSYNC for found in flags)
+
+
+async def test_more_than_a_batch_in_one_turn_is_durable_without_another_word(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("billing.spool.BATCH_MAX_BYTES", 1)
+    monkeypatch.setattr("billing.spool.REFRESH_S", 60)
+    spool = writer(folder)
+    async with asyncio.timeout(10):
+        assert await append_all(spool, [event(number) for number in range(50)]) == [True] * 50
+    spool.close()
 
 
 async def test_unposted_bytes_are_counted_and_full_is_told(folder: Path) -> None:
