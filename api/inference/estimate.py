@@ -2,6 +2,7 @@
 
 from api.inference.request import Call
 from catalog.types import ServedModel
+from core.usage import TokenUsage
 
 
 def prompt_tokens(call: Call, model: ServedModel) -> int:
@@ -19,6 +20,15 @@ def prompt_tokens(call: Call, model: ServedModel) -> int:
 def output_tokens(call: Call, model: ServedModel) -> int:
     """What the engine is allowed to generate, over all choices."""
     return max_tokens(call, model) * call.choices
+
+
+def impossible(usage: TokenUsage, call: Call, model: ServedModel) -> str:
+    """Return why an engine's report cannot be true of this call; an empty string when it can."""
+    if usage.input_total > max(model.context_max, call.size + model.template_tokens):
+        return "more input tokens than the context and the body allow"
+    if usage.output_total > model.context_max * max(call.choices, 1):
+        return "more output tokens than the context allows"
+    return ""
 
 
 def max_tokens(call: Call, model: ServedModel) -> int:

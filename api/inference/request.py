@@ -43,6 +43,7 @@ PLATFORM_ONLY = frozenset(
 )
 MUST_HAVE = MappingProxyType({"chat": "messages", "completions": "prompt", "embeddings": "input", "tokenize": ""})
 TIERS = MappingProxyType({"priority": Tier.PRIORITY, "default": Tier.STANDARD, "flex": Tier.BATCH})
+BRACKETS_MAX = 100_000  # decoding millions of empty lists would hold the loop for more than a second
 MAX_CHOICES = 128
 LONG = 2048  # bytes; from here on it matters how quotes are counted
 TEXT_PARTS = ("text", "refusal")  # of a message's content; any other is an image, a sound or a file
@@ -94,6 +95,8 @@ def parse(endpoint: str, raw: bytes) -> Call:
 
 
 def _members(raw: bytes) -> dict[str, Any]:
+    if len(raw) > BRACKETS_MAX and raw.count(b"[") + raw.count(b"{") > BRACKETS_MAX:
+        raise errors.invalid(f"The body has more than {BRACKETS_MAX:,} lists and objects.")
     try:
         members = _decode(raw)
     except RecursionError:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from api.inference import errors, stream
+from api.inference import errors, estimate, stream
 from api.inference.count import count_prompt
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Job, Request
@@ -92,12 +92,24 @@ def make_bill(job: Job, relay: Relay, error: PlatformError | None) -> Bill | Non
 
 def _engine_bill(job: Job, outcome: Outcome, report: dict[str, Any], upstream_id: str) -> Bill:
     try:
-        usage = normalise(report)
+        usage = believable(report, job)
         pico = pricing.charge(usage, job.offer.schedule, outcome)
-    except (UsageRejected, ValueError) as reason:
+    except (UsageRejected, ValueError) as rejection:
         raw = msgspec.json.encode(report.get("usage")).decode("utf-8", "replace")[:RAW_USAGE_MAX]
-        return Bill(outcome, quarantine=str(reason)[:200], raw_usage=raw, upstream_id=upstream_id)
+        return Bill(outcome, quarantine=str(rejection)[:200], raw_usage=raw, upstream_id=upstream_id)
     return Bill(outcome, usage, CountSource.ENGINE, pico, upstream_id=upstream_id)
+
+
+def believable(report: dict[str, Any], job: Job) -> TokenUsage:
+    """Return what the engine reported.
+
+    Raises:
+        UsageRejected: it contradicts itself, or is more than this call could use.
+    """
+    usage = normalise(report)
+    if reason := estimate.impossible(usage, job.call, job.offer.model):
+        raise UsageRejected(reason)
+    return usage
 
 
 async def counted_bill(gateway: Gateway, job: Job, relay: Relay, error: PlatformError | None) -> Bill:

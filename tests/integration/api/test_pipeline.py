@@ -104,6 +104,17 @@ async def test_a_stream_without_usage_is_counted_here(stack: Stack) -> None:
     assert events_of(answer.text)[-2]["usage"]["completion_tokens"] == 9
 
 
+@pytest.mark.parametrize(("prompt_tokens", "billed"), [(32_768, True), (32_769, False), (1_000_000, False)])
+async def test_more_tokens_than_the_context_holds_are_not_billed(
+    stack: Stack, prompt_tokens: int, billed: bool
+) -> None:
+    answer = await stack.chat(f"[[sim n=1 p={prompt_tokens}]]", max_tokens=20)
+    assert answer.status_code == 200
+    event = stack.rig.event
+    assert (event.amount_pico > 0) is billed
+    assert bool(event.quarantine) is not billed
+
+
 @pytest.mark.parametrize("usage", ["negative", "over"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_impossible_usage_is_quarantined_and_never_billed(stack: Stack, usage: str, stream: bool) -> None:

@@ -115,7 +115,7 @@ def test_what_is_not_known_is_refused_by_name(endpoint: str) -> None:
         (b'{"model":"\xff","messages":[1]}', "UTF-8 at line 1, column 11"),
         (b'{"model":"m",\n"messages":[1]}\n x', "line 3, column 2"),
         (b'{"model":"m",\n"messages":[1', "line 2, column 14"),
-        (b'{"model":"m","messages":' + b"[" * 100_000, "deeply"),
+        (b'{"model":"m","messages":' + b"[" * 99_000, "deeply"),
         (b'{"messages":[1]}', "'model'"),
         (b'{"model":"","messages":[1]}', "'model'"),
         (b'{"model":7,"messages":[1]}', "'model'"),
@@ -232,3 +232,12 @@ def test_estimates_are_upper_bounds() -> None:
     ids = parse("completions", orjson.dumps({"model": "m", "prompt": list(range(10, 90))}))
     assert estimate.prompt_tokens(ids, measured) == ids.size  # token ids have no ratio
     assert estimate.output_tokens(parse("embeddings", b'{"model":"m","input":"x"}'), model) == 0
+
+
+def test_a_body_of_a_million_empty_lists_is_refused_before_it_is_decoded() -> None:
+    many = b'{"model":"m","messages":[' + b"[]," * 1_000_000 + b"1]}"
+    with pytest.raises(PlatformError) as refused:
+        parse("chat", many)
+    assert "lists and objects" in refused.value.message
+    vectors = b'{"model":"m","input":[' + b"[50000,50001]," * 2047 + b"[1]]}"
+    assert parse("embeddings", vectors).model == "m"
