@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import redis
@@ -199,16 +199,24 @@ def measure_many_streams(tools: Tools, target: Target, key: str) -> Json:
 
 
 def measure_latency(tools: Tools, targets: dict[str, Target], rounds: int, seconds: float) -> list[Json]:
-    """Latency from the intended send time at 1,000 requests/s, less that of the simulator itself in the same round."""
+    """Latency from the intended send time at 1,000 requests/s, less that of the simulator itself in the same round.
+
+    With the poster at work beside and with it stopped: it shares its core with load generator and simulated engine.
+    """
     added: dict[str, list[Json]] = {}
-    errors = 0
+    errors: dict[str, int] = {}
     for _ in range(rounds):
         options = ("-r", 1000, "-c", 256, "-w", 1)
         base = generate(tools, targets["direct"], "", PLAIN, *options, "-d", seconds / 2)["lat_us"]
-        for name in ("py-raw", "tidegate"):
-            key = one_key("one") if name == "tidegate" else REFERENCE_KEY
-            run = generate(tools, targets[name], key, PLAIN, *options, "-d", seconds)
-            errors += run["err"]
+        ours = targets["tidegate"]
+        for name, key, still in (
+            ("py-raw", REFERENCE_KEY, False),
+            ("tidegate", one_key("one"), True),
+            ("tidegate, poster beside", one_key("one"), False),
+        ):
+            with paused(ours.beside["poster"]) if still else nullcontext():
+                run = generate(tools, targets[name.partition(",")[0]], key, PLAIN, *options, "-d", seconds)
+            errors[name] = errors.get(name, 0) + run["err"]
             added.setdefault(name, []).append({p: (run["lat_us"][p] - base[p]) / 1000 for p in ("p50", "p99")})
     return [
         {
@@ -216,7 +224,7 @@ def measure_latency(tools: Tools, targets: dict[str, Target], rounds: int, secon
             "unit": "req",
             "per_s": 1000,
             "latency_ms": {p: _median(runs, p) for p in ("p50", "p99")},
-            "errors": errors,
+            "errors": errors[name],
         }
         for name, runs in added.items()
     ]
