@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
+import msgspec
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -22,8 +23,7 @@ from billing.price_table import (
     price_text,
     unit_price_pico,
 )
-from billing.tables import PriceBookRow, PriceVersionRow
-from billing.types import PriceItem
+from billing.types import PriceBook, PriceItem, PriceVersion
 from core.db import record_config_change
 from core.ids import new_uuid
 from core.money import Currency
@@ -60,15 +60,16 @@ async def create_book(session: AsyncSession, name: str, currency: Currency) -> U
     return book_id
 
 
-async def list_books(session: AsyncSession) -> Sequence[PriceBookRow]:
-    return await queries.books(session)
+async def list_books(session: AsyncSession) -> list[PriceBook]:
+    return [msgspec.convert(row, PriceBook, from_attributes=True) for row in await queries.books(session)]
 
 
-async def list_versions(session: AsyncSession, book_id: UUID) -> Sequence[PriceVersionRow]:
+async def list_versions(session: AsyncSession, book_id: UUID) -> list[PriceVersion]:
     """Return the newest 500 versions of a book, newest first."""
     if await queries.book(session, book_id) is None:
         raise errors.no_book(book_id)
-    return await queries.versions(session, book_id)
+    found = await queries.versions(session, book_id)
+    return [msgspec.convert(row, PriceVersion, from_attributes=True) for row in found]
 
 
 async def list_items(session: AsyncSession, version_id: UUID) -> list[PriceItem]:
@@ -114,7 +115,7 @@ async def put_items(session: AsyncSession, version_id: UUID, items: Sequence[Pri
 
 async def publish(
     session: AsyncSession, version_id: UUID, *, now: datetime, effective_at: datetime | None = None
-) -> PriceVersionRow:
+) -> PriceVersion:
     """Publish a draft for good, in force from `effective_at` (now when None) on; gateways are told.
 
     Raises:
@@ -144,7 +145,7 @@ async def publish(
         raise
     await record_config_change(session, CONFIG_KIND, version_id)
     await session.refresh(version)
-    return version
+    return msgspec.convert(version, PriceVersion, from_attributes=True)
 
 
 async def load_table(session: AsyncSession, now: datetime) -> PriceTable:

@@ -1,5 +1,6 @@
 """Money's nouns that others meet."""
 
+from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
 
@@ -22,6 +23,28 @@ class PriceSchedule(msgspec.Struct, frozen=True, gc=False):
     output: int
     reasoning: int
     request: int = 0
+
+
+class PriceBook(msgspec.Struct, frozen=True):
+    """The one list of a currency; its prices are in its versions."""
+
+    id: UUID
+    name: str
+    currency: str
+    created_at: datetime
+
+
+class PriceVersion(msgspec.Struct, frozen=True):
+    """One version of a list: a draft, or published and then the same for ever; the hash is over every fact of it."""
+
+    id: UUID
+    book_id: UUID
+    state: str
+    note: str
+    created_at: datetime
+    effective_at: datetime | None
+    published_at: datetime | None
+    content_sha256: bytes | None
 
 
 class Outcome(StrEnum):

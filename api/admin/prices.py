@@ -11,8 +11,7 @@ from api.guard import GuardedRoute
 from api.permissions import ADMIN
 from api.schemas import CurrencyCode, Input, Instant, Name, Output, TierName, problems
 from billing import price_book
-from billing.tables import PriceBookRow, PriceVersionRow
-from billing.types import Meter, PriceItem
+from billing.types import Meter, PriceBook, PriceItem, PriceVersion
 from core.ids import IdKind, format_id, parse_id
 from core.money import Currency
 from core.pagination import page_in_memory
@@ -124,13 +123,13 @@ class PriceList(Output):
     items: list[ItemOut]
 
 
-def _book(row: PriceBookRow) -> BookOut:
+def _book(row: PriceBook) -> BookOut:
     return BookOut(
         id=format_id(IdKind.PRICE_BOOK, row.id), name=row.name, currency=row.currency, created_at=row.created_at
     )
 
 
-def _version(row: PriceVersionRow) -> VersionOut:
+def _version(row: PriceVersion) -> VersionOut:
     return VersionOut(
         id=format_id(IdKind.PRICE_VERSION, row.id),
         book_id=format_id(IdKind.PRICE_BOOK, row.book_id),
