@@ -144,7 +144,7 @@ async def test_a_notice_that_is_lost_costs_a_quarter_of_a_second(
 ) -> None:
     async with await psycopg.AsyncConnection.connect(postgres.url("owner", database), autocommit=True) as connection:
         await connection.execute("INSERT INTO config_change (revision, kind) VALUES (1000, 'catalog')")  # no NOTIFY
-    await until(lambda: following.directory.revision == 1000, 1)
+    await until(lambda: following.directory.revision == 1000, 5)
 
 
 async def test_postgres_gone_leaves_the_directory_and_it_catches_up(
