@@ -40,6 +40,44 @@ class ActorKind(StrEnum):
     SYSTEM = "system"
 
 
+class LimitLevel(StrEnum):
+    """Whose counter a limit is."""
+
+    TENANT = "tenant"
+    PROJECT = "project"
+    KEY = "key"
+
+
+class LimitMetric(StrEnum):
+    """What a limit counts. Spend is in nano units of the tenant's currency, by calendar day and month of its zone."""
+
+    REQUESTS_PER_MINUTE = "requests_per_minute"
+    INPUT_TOKENS_PER_MINUTE = "input_tokens_per_minute"
+    OUTPUT_TOKENS_PER_MINUTE = "output_tokens_per_minute"
+    CONCURRENCY = "concurrency"
+    SPEND_PER_DAY = "spend_per_day"
+    SPEND_PER_MONTH = "spend_per_month"
+    SPEND_TOTAL = "spend_total"
+
+
+class LimitMode(StrEnum):
+    """What happens when a limit is passed."""
+
+    HARD = "hard"  # the request is refused
+    SOFT = "soft"  # it is served, and people are told
+    DARK = "dark"  # it is served, and only counted: a trial before the limit is made hard
+
+
+class Limit(msgspec.Struct, frozen=True, gc=False):
+    """A limit that applies to a principal. `model` is a public model name, empty for all models together."""
+
+    level: LimitLevel
+    metric: LimitMetric
+    amount: int
+    mode: LimitMode = LimitMode.HARD
+    model: str = ""
+
+
 class Principal(msgspec.Struct, frozen=True, gc=False):
     """An API key with all that a request needs to know of its key, project and tenant.
 
@@ -63,6 +101,8 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     project_rpm: int = 0
     project_concurrency: int = 0
     tenant_concurrency: int = 0
+    limits: tuple[Limit, ...] = ()  # of key, project and tenant, plan and overrides already merged
+    tz: str = "UTC"  # of the tenant: its days and months
     cache_salt: str = ""  # per tenant, from a secret: keeps prefix caches of tenants apart
     refusal: str = ""
 
