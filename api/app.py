@@ -17,10 +17,10 @@ from api.control import generations, health, usage
 from api.middleware import RequestFrame
 from api.server import Server
 from api.services import Services
-from catalog.sealing import sealing_key
 from core import db, logging, telemetry
 from core.clock import SystemClock
 from core.resp import RespClient
+from core.sealing import sealing_key
 from core.settings import Control, Settings
 from tenants.credentials import pepper_of
 

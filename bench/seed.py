@@ -15,9 +15,9 @@ from bench.models import MODELS, UPSTREAM_PORT
 from billing import credits as billing_credits
 from billing import ledger, price_book
 from billing.types import Meter, PriceItem
-from catalog import deployments, models, sealing
+from catalog import deployments, models
 from catalog.types import DeploymentKind, EngineKind, NewDeployment, NewVersion
-from core import db
+from core import db, sealing
 from core.clock import SystemClock
 from core.money import Currency
 from core.settings import Settings

@@ -10,12 +10,12 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from catalog import queries
-from catalog.sealing import NONCE_BYTES, seal, unseal_credential
 from catalog.tables import DeploymentRow, DesiredRow, ModelVersionRow
 from catalog.types import Deployment, DeploymentChange, DeploymentKind, EngineKind, NewDeployment, Temperature
 from core.db import record_config_change
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id, new_uuid
+from core.sealing import NONCE_BYTES, seal, unseal
 
 ENDPOINTS = frozenset({"chat", "completions", "embeddings", "tokenize"})
 LOCAL_ENGINES = frozenset({EngineKind.LLAMA_CPP, EngineKind.SIMULATOR})
@@ -271,3 +271,8 @@ async def load_credentials(session: AsyncSession, sealing_key: bytes) -> dict[UU
             except PlatformError:
                 continue  # the probe will then say that the server refuses it
     return found
+
+
+def unseal_credential(key: bytes, deployment_id: UUID, sealed: bytes) -> str:
+    """Return a deployment's upstream credential, the text after ``Bearer``; empty when it has none."""
+    return unseal(key, sealed, context=deployment_id.bytes).decode() if sealed else ""

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from catalog.sealing import sealing_key
 from core import db, keyspace, logging, telemetry
 from core.clock import Clock, SystemClock
 from core.logging import get_logger
 from core.resp import RespClient
+from core.sealing import sealing_key
 from core.settings import Settings
 from knative.leader import UNREACHABLE, Leadership
 from knative.lifecycle import SECOND_US, Policy

@@ -18,10 +18,10 @@ from api.inference.directory import Directory
 from api.inference.metrics import Metrics
 from billing import price_book
 from catalog import models
-from catalog.sealing import unseal
 from core.clock import Clock
 from core.db import Sessions, transaction
 from core.errors import PlatformError
+from core.sealing import unseal
 from tenants import principals
 
 POLL_S = 0.25

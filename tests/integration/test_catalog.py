@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from catalog import deployments, models, observed
-from catalog.sealing import unseal_credential
+from catalog.deployments import unseal_credential
 from catalog.types import DeploymentChange, DeploymentKind, EngineKind, NewDeployment, NewVersion, ObservedReplica
 from core import db
 from core.errors import ErrorKind, PlatformError

@@ -6,9 +6,9 @@ from sqlalchemy import text
 
 from api.services import Services
 from catalog import models as catalog_models
-from catalog.sealing import unseal
 from core import db
 from core.ids import IdKind, parse_id
+from core.sealing import unseal
 from knative import publisher
 from knative.types import DeploymentState, ReplicaState
 from tests.integration.control.conftest import Client

@@ -1,6 +1,4 @@
-"""Upstream credentials at rest: AES-256-GCM under the installation's sealing secret."""
-
-from uuid import UUID
+"""Secrets that must be read again, at rest: AES-256-GCM under the installation's sealing secret."""
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -46,11 +44,6 @@ def unseal(key: bytes, sealed: bytes, *, context: bytes) -> bytes:
         raise PlatformError(
             "CREDENTIAL_UNREADABLE",
             ErrorKind.INTERNAL,
-            "A stored credential does not open with this installation's sealing secret. Set the credential anew.",
+            "A stored secret does not open with this installation's sealing secret. Set it anew.",
         )
     return plain
-
-
-def unseal_credential(key: bytes, deployment_id: UUID, sealed: bytes) -> str:
-    """Return a deployment's upstream credential, the text after ``Bearer``; empty when it has none."""
-    return unseal(key, sealed, context=deployment_id.bytes).decode() if sealed else ""

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.sealing import seal, unseal
 from core.errors import PlatformError
+from core.sealing import seal, unseal
 
 KEY = bytes(range(32))
 
