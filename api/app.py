@@ -13,7 +13,7 @@ from fastapi import APIRouter, FastAPI
 from api import errors, openapi
 from api.admin import api_keys, audit, deployments, models, operators, prices, projects, tenants
 from api.admin import credits as tenant_credits
-from api.control import generations, health, usage
+from api.control import generations, health, my_tenant, usage
 from api.middleware import RequestFrame
 from api.server import Server
 from api.services import Services
@@ -22,12 +22,13 @@ from core.clock import SystemClock
 from core.resp import RespClient
 from core.sealing import sealing_key
 from core.settings import Control, Settings
-from tenants.credentials import pepper_of
+from tenants.credentials import pepper_of, signing_of
 
 SHUTDOWN_S = 10
 BACKLOG = 512
 
 ROUTERS: tuple[APIRouter, ...] = (
+    my_tenant.router,
     usage.router,
     generations.router,
     tenants.router,
@@ -83,6 +84,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             valkey=valkey,
             clock=SystemClock(),
             pepper=pepper_of(settings.secrets),
+            signing=signing_of(settings.secrets),
             sealing_key=sealing_key(settings.secrets.sealing),
             metrics=telemetry.http_metrics(telemetry.create_registry()),
         )

@@ -2,8 +2,9 @@
 
 import ipaddress
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from fastapi.routing import APIRoute
@@ -15,12 +16,19 @@ from api.permissions import CallerKind, Rule, rule_of
 from api.services import Services, services_of
 from core.db import transaction
 from core.errors import ErrorKind, PlatformError
+from core.ids import IdKind, parse_id
 from core.logging import bind_contextvars
-from tenants import api_keys, operators, principals
+from tenants import api_keys, members, operators, principals, sessions
 from tenants.credentials import digest
-from tenants.types import Actor, ActorKind, Operator, Principal
+from tenants.errors import not_found
+from tenants.roles import OPERATOR_PERMISSIONS, Rights
+from tenants.types import Actor, ActorKind, Operator, Principal, Scope, SignedIn
 
 BODY_MAX_BYTES = 1_000_000
+COOKIE = "tidegate_session"
+CSRF_HEADER = "x-csrf-token"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_OWN_PAGES = frozenset({"same-origin", "none"})  # of Sec-Fetch-Site: ours, or typed by the person
 _FORBIDDEN_REFUSALS = frozenset({"TENANT_SUSPENDED", "PROJECT_SUSPENDED"})
 _REFUSALS = {
     "KEY_REVOKED": "This API key was revoked.",
@@ -32,24 +40,39 @@ _REFUSALS = {
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls: nobody known, a tenant's key, or an operator. Exactly what the route's rule allows."""
+    """Who calls: nobody known, a key, a person who signed in, or an operator. Exactly what the route's rule allows.
+
+    `rights` are the member's in the tenant of the path. `token` is the session's, for whoever ends or renews it.
+    """
 
     principal: Principal | None = None
     operator: Operator | None = None
+    signed_in: SignedIn | None = None
+    rights: Rights = field(default_factory=Rights)
+    token: str = ""
 
     def actor(self, request_id: str) -> Actor:
         if self.operator is not None:
             return Actor(ActorKind.OPERATOR, self.operator.id, request_id)
+        if self.signed_in is not None:
+            return Actor(ActorKind.PERSON, self.signed_in.person.id, request_id)
         if self.principal is not None:
             return Actor(ActorKind.API_KEY, self.principal.key_id, request_id)
         return Actor(ActorKind.SYSTEM, None, request_id)
 
     @property
     def tenant_id(self) -> UUID:
-        """The tenant of the key; only for routes whose rule is a tenant's."""
+        """The tenant of the key; only for routes whose rule is a key's."""
         if self.principal is None:
-            raise LookupError("this route's caller is no tenant")
+            raise LookupError("this route's caller is no key")
         return self.principal.tenant_id
+
+    @property
+    def person_id(self) -> UUID:
+        """The person who signed in; only for routes whose rule is a person's."""
+        if self.signed_in is None:
+            raise LookupError("this route's caller is no person")
+        return self.signed_in.person.id
 
 
 def _unauthenticated(message: str, code: str = "INVALID_API_KEY") -> PlatformError:
@@ -63,7 +86,7 @@ def _forbidden(message: str, code: str = "FORBIDDEN") -> PlatformError:
 def _bearer(request: Request) -> str:
     scheme, _, credential = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not credential.strip():
-        raise _unauthenticated("This route needs a credential. Send `Authorization: Bearer …`.")
+        raise _unauthenticated("This route needs a credential. Send `Authorization: Bearer …`, or sign in.")
     return credential.strip()
 
 
@@ -87,6 +110,18 @@ async def _principal(services: Services, key: str) -> Principal:
     return found
 
 
+async def _signed_in(services: Services, token: str) -> SignedIn:
+    now = services.clock.now()
+    async with transaction(services.sessions) as session:
+        idle_s = services.settings.control.session_idle_s
+        found = await sessions.find(session, token, pepper=services.pepper, now=now, idle_s=idle_s)
+        if found is not None and found[1]:
+            await sessions.see(session, found[0].id, now)
+    if found is None:
+        raise _unauthenticated("Your session is over. Sign in again.", "SESSION_ENDED")
+    return found[0]
+
+
 def _check_network(request: Request, principal: Principal) -> None:
     if not principal.allowed_networks:
         return
@@ -99,31 +134,116 @@ def _check_network(request: Request, principal: Principal) -> None:
         raise _forbidden("This API key may not be used from this network.", "NETWORK_NOT_ALLOWED")
 
 
-async def authorise(request: Request, rule: Rule) -> Caller:
-    """Return who calls, when the rule allows it.
+def check_origin(request: Request, services: Services) -> None:
+    """Refuse a change that another site's page asks for with this browser's cookies.
 
     Raises:
-        PlatformError: unauthenticated without a valid credential, forbidden with one of the wrong kind or scope.
+        PlatformError: forbidden, when the browser says that the page is not ours.
+    """
+    site = request.headers.get("sec-fetch-site")
+    origin = request.headers.get("origin")
+    ours = urlsplit(services.settings.control.public_url).netloc or request.headers.get("host", "")
+    if (site is not None and site not in _OWN_PAGES) or (origin is not None and urlsplit(origin).netloc != ours):
+        raise _forbidden("This change was asked for by a page of another site.", "FOREIGN_ORIGIN")
+
+
+def _check_csrf(request: Request, services: Services, token: str) -> None:
+    if request.method in SAFE_METHODS:
+        return
+    check_origin(request, services)
+    if not sessions.csrf_matches(services.signing, token, request.headers.get(CSRF_HEADER, "")):
+        raise _forbidden("Send the X-CSRF-Token that GET /api/v1/session shows.", "CSRF_TOKEN_WRONG")
+
+
+def _require_operator(operator: Operator, rule: Rule) -> None:
+    if rule.operator is not None and rule.operator not in OPERATOR_PERMISSIONS[operator.role]:
+        raise _forbidden(f"Operators with the role {operator.role.value} may not do this ({rule.operator.value}).")
+
+
+def _require_right(request: Request, rule: Rule, rights: Rights) -> None:
+    """Raise not_found to whoever is no member, forbidden to a member without the right."""
+    if not rights.any:
+        raise not_found(IdKind.TENANT)
+    permission = rule.permission
+    if permission is None:
+        return
+    project = request.path_params.get("project_id")
+    project_id = parse_id(IdKind.PROJECT, project) if project else None
+    held = rights.allow_anywhere(permission) if rule.in_any_project else rights.allow(permission, project_id)
+    if not held:
+        raise _forbidden(f"Your role does not allow this ({permission.value}).")
+
+
+def _tenant_of(request: Request) -> UUID:
+    return parse_id(IdKind.TENANT, request.path_params.get("tenant_id", ""))
+
+
+async def _as_operator(services: Services, rule: Rule, token: str) -> Caller:
+    operator = await _operator(services, token)
+    if rule.caller is not CallerKind.OPERATOR:
+        raise _forbidden("An operator token cannot act for a tenant. Use one of the tenant's API keys, or sign in.")
+    bind_contextvars(operator_id=operator.id.hex)
+    _require_operator(operator, rule)
+    return Caller(operator=operator)
+
+
+async def _as_key(request: Request, services: Services, rule: Rule, key: str) -> Caller:
+    principal = await _principal(services, key)
+    if rule.caller not in {CallerKind.KEY, CallerKind.MEMBER}:
+        raise _forbidden("An API key cannot do this. Sign in, or use an operator token for operators' work.")
+    _check_network(request, principal)
+    bind_contextvars(tenant_id=principal.tenant_id.hex, key_id=principal.key_id.hex)
+    scope = Scope.MANAGE if rule.caller is CallerKind.MEMBER else rule.scope
+    if scope is not None and scope not in principal.scopes:
+        raise _forbidden(f"This API key lacks the scope {scope.value}.", "SCOPE_MISSING")
+    if rule.caller is CallerKind.KEY:
+        return Caller(principal=principal)
+    async with transaction(services.sessions) as session:
+        rights = await api_keys.rights_of(session, principal.tenant_id, principal.key_id)
+    _require_right(request, rule, rights if _tenant_of(request) == principal.tenant_id else Rights())
+    return Caller(principal=principal, rights=rights)
+
+
+async def _as_person(request: Request, services: Services, rule: Rule, token: str) -> Caller:
+    signed_in = await _signed_in(services, token)
+    _check_csrf(request, services, token)
+    person = signed_in.person
+    bind_contextvars(person_id=person.id.hex)
+    if rule.caller is CallerKind.PERSON:
+        return Caller(signed_in=signed_in, token=token)
+    if rule.caller is CallerKind.OPERATOR:
+        async with transaction(services.sessions) as session:
+            operator = await operators.of_person(session, person.id)
+        if operator is None:
+            raise _forbidden("Only operators may do this.")
+        _require_operator(operator, rule)
+        return Caller(operator=operator, signed_in=signed_in, token=token)
+    if rule.caller is CallerKind.MEMBER:
+        async with transaction(services.sessions) as session:
+            rights = await members.rights_in(session, _tenant_of(request), person.id)
+        _require_right(request, rule, rights)
+        return Caller(signed_in=signed_in, rights=rights, token=token)
+    raise _forbidden("This route is for API keys: send `Authorization: Bearer tg_…`.")
+
+
+async def authorise(request: Request, rule: Rule) -> Caller:
+    """Return who calls, when the rule allows it. A bearer credential goes before the cookie.
+
+    Raises:
+        PlatformError: unauthenticated without a valid credential, forbidden with one of the wrong kind, scope or role,
+            not_found for a tenant that is not the caller's.
     """
     if rule.caller is CallerKind.PUBLIC:
         return Caller()
     services = services_of(request)
+    token = request.cookies.get(COOKIE)
+    if token and "authorization" not in request.headers:
+        return await _as_person(request, services, rule, token)
     credential = _bearer(request)
     if operators.well_formed(credential):
-        operator = await _operator(services, credential)
-        if rule.caller is not CallerKind.OPERATOR:
-            raise _forbidden("An operator token cannot act for a tenant. Use one of the tenant's API keys.")
-        bind_contextvars(operator_id=operator.id.hex)
-        return Caller(operator=operator)
+        return await _as_operator(services, rule, credential)
     if api_keys.well_formed(credential):
-        principal = await _principal(services, credential)
-        if rule.caller is not CallerKind.TENANT:
-            raise _forbidden("An API key cannot do operators' work. Use an operator token.")
-        _check_network(request, principal)
-        if rule.scope is not None and rule.scope not in principal.scopes:
-            raise _forbidden(f"This API key lacks the scope {rule.scope.value}.", "SCOPE_MISSING")
-        bind_contextvars(tenant_id=principal.tenant_id.hex, key_id=principal.key_id.hex)
-        return Caller(principal=principal)
+        return await _as_key(request, services, rule, credential)
     raise _unauthenticated("This is neither an API key (tg_…) nor an operator token (tgo_…): check for a typo.")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from api.guard import COOKIE
 from api.permissions import CallerKind, rule_of
 from api.schemas import Problem, problem_response
 
@@ -22,8 +23,19 @@ SECURITY_SCHEMES: Mapping[str, Any] = {
         "bearerFormat": "tgo_…",
         "description": "An operator's token.",
     },
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": COOKIE,
+        "description": "The session of somebody who signed in; changes need the X-CSRF-Token too.",
+    },
 }
-_SCHEME_OF = {CallerKind.TENANT: "apiKey", CallerKind.OPERATOR: "operatorToken"}
+_SCHEMES_OF = {
+    CallerKind.KEY: ("apiKey",),
+    CallerKind.PERSON: ("session",),
+    CallerKind.MEMBER: ("session", "apiKey"),
+    CallerKind.OPERATOR: ("operatorToken", "session"),
+}
 
 
 def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
@@ -33,7 +45,8 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
     if rule.caller is CallerKind.PUBLIC:
         operation["security"] = []
     else:
-        operation["security"] = [{_SCHEME_OF[rule.caller]: [rule.scope.value] if rule.scope else []}]
+        scopes = [rule.scope.value] if rule.scope else []
+        operation["security"] = [{scheme: scopes} for scheme in _SCHEMES_OF[rule.caller]]
         statuses += [401, 403, 503]
     if "{" in path:
         statuses.append(404)

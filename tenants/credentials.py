@@ -52,6 +52,11 @@ def pepper_of(settings: Secrets) -> bytes:
     return bytes.fromhex(settings.pepper.get_secret_value())
 
 
+def signing_of(settings: Secrets) -> bytes:
+    """Return the installation's key of what it signs for itself: receipts, tokens of forms."""
+    return bytes.fromhex(settings.signing.get_secret_value())
+
+
 def cache_salt(seed: bytes, tenant: bytes) -> str:
     """Return the prefix-cache salt of a tenant, 32 hex digits, from its secret seed."""
     return hashlib.blake2b(tenant, digest_size=16, key=seed, person=b"tg-cache-salt").hexdigest()

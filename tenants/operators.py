@@ -13,7 +13,7 @@ from tenants import credentials, queries
 from tenants.credentials import OPERATOR_PREFIX
 from tenants.errors import not_found
 from tenants.tables import OperatorRow, OperatorTokenRow
-from tenants.types import Operator
+from tenants.types import Operator, OperatorRole
 
 VISIBLE_PREFIX = len(OPERATOR_PREFIX) + 4
 
@@ -29,16 +29,25 @@ def well_formed(text: str) -> bool:
 
 
 def _operator(row: OperatorRow) -> Operator:
-    return Operator(id=row.id, name=row.name, created_at=row.created_at, disabled_at=row.disabled_at)
+    return Operator(
+        id=row.id,
+        name=row.name,
+        role=OperatorRole(row.role),
+        person_id=row.person_id,
+        created_at=row.created_at,
+        disabled_at=row.disabled_at,
+    )
 
 
-async def create(session: AsyncSession, *, name: str) -> Operator:
-    """Make an operator without any token.
+async def create(
+    session: AsyncSession, *, name: str, role: OperatorRole = OperatorRole.ADMIN, person_id: UUID | None = None
+) -> Operator:
+    """Make an operator without any token; with a person, that person signs in as this operator.
 
     Raises:
         PlatformError: conflict for a name in use.
     """
-    row = OperatorRow(id=new_uuid(), name=name)
+    row = OperatorRow(id=new_uuid(), name=name, role=role, person_id=person_id)
     await queries.insert_named(session, row, "operator")
     return _operator(row)
 
@@ -116,3 +125,9 @@ async def find(session: AsyncSession, digest: bytes) -> Operator | None:
     """Return the operator whose live token has this digest."""
     row = await queries.operator_by_digest(session, digest)
     return None if row is None else _operator(row)
+
+
+async def of_person(session: AsyncSession, person_id: UUID) -> Operator | None:
+    """Return the operator that this person signs in as, unless locked out."""
+    row = await queries.operator_of_person(session, person_id)
+    return None if row is None or row.disabled_at is not None else _operator(row)

@@ -165,6 +165,10 @@ async def operator_by_digest(session: AsyncSession, digest: bytes) -> OperatorRo
     return (await session.scalars(query)).one_or_none()
 
 
+async def operator_of_person(session: AsyncSession, person_id: UUID) -> OperatorRow | None:
+    return (await session.scalars(select(OperatorRow).where(OperatorRow.person_id == person_id))).one_or_none()
+
+
 async def revoke_operator_tokens(session: AsyncSession, operator_id: UUID) -> None:
     await session.execute(
         update(OperatorTokenRow)

@@ -1,10 +1,10 @@
-"""Tables of who may call. The migration `0002_tenants` is the truth on constraints; this mirrors it."""
+"""Tables of who may call. The migrations are the truth on constraints; this mirrors them."""
 
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, DateTime, ForeignKey, LargeBinary, SmallInteger, Text, text
+from sqlalchemy import ARRAY, BigInteger, DateTime, ForeignKey, LargeBinary, SmallInteger, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -67,6 +67,8 @@ class OperatorRow(Base):
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(Text, unique=True)
+    role: Mapped[str] = mapped_column(Text, server_default="admin")
+    person_id: Mapped[UUID | None] = mapped_column(ForeignKey("person.id"), unique=True)
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
     disabled_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
 
@@ -98,3 +100,103 @@ class AuditRow(Base):
     target_id: Mapped[UUID | None]
     request_id: Mapped[str] = mapped_column(Text, server_default="")
     details: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default="{}")
+
+
+class PersonRow(Base):
+    __tablename__ = "person"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    email: Mapped[str] = mapped_column(Text)
+    name: Mapped[str] = mapped_column(Text, server_default="")
+    language: Mapped[str] = mapped_column(Text, server_default="en")
+    status: Mapped[str] = mapped_column(Text, server_default="active")
+    password_hash: Mapped[str | None] = mapped_column(Text)
+    password_changed_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    totp_secret: Mapped[bytes | None] = mapped_column(LargeBinary)
+    totp_confirmed_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    totp_last_step: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    failed_attempts: Mapped[int] = mapped_column(server_default="0")
+    locked_until: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    sessions_valid_from: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default="epoch")
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
+    deleted_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+
+
+class MemberRow(Base):
+    __tablename__ = "member"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenant.id"))
+    project_id: Mapped[UUID | None]
+    person_id: Mapped[UUID] = mapped_column(ForeignKey("person.id"))
+    role: Mapped[str] = mapped_column(Text)
+    status: Mapped[str] = mapped_column(Text, server_default="active")
+    origin: Mapped[str] = mapped_column(Text, server_default="")
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
+
+
+class ServiceAccountRow(Base):
+    __tablename__ = "service_account"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[UUID]
+    project_id: Mapped[UUID]
+    name: Mapped[str] = mapped_column(Text)
+    role: Mapped[str] = mapped_column(Text)
+    status: Mapped[str] = mapped_column(Text, server_default="active")
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
+
+
+class InviteRow(Base):
+    __tablename__ = "invite"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[UUID | None] = mapped_column(ForeignKey("tenant.id"))
+    project_id: Mapped[UUID | None]
+    role: Mapped[str | None] = mapped_column(Text)
+    operator_role: Mapped[str | None] = mapped_column(Text)
+    email: Mapped[str] = mapped_column(Text)
+    digest: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
+    invited_by: Mapped[UUID | None]
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
+    expires_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    accepted_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    revoked_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+
+
+class SessionRow(Base):
+    __tablename__ = "person_session"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    person_id: Mapped[UUID] = mapped_column(ForeignKey("person.id"))
+    digest: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
+    method: Mapped[str] = mapped_column(Text)
+    provider_id: Mapped[UUID | None]
+    second_factor: Mapped[bool] = mapped_column(server_default="false")
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    seen_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    expires_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    ended_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    ip: Mapped[str] = mapped_column(Text, server_default="")
+    user_agent: Mapped[str] = mapped_column(Text, server_default="")
+
+
+class PersonTokenRow(Base):
+    __tablename__ = "person_token"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    person_id: Mapped[UUID] = mapped_column(ForeignKey("person.id"))
+    purpose: Mapped[str] = mapped_column(Text)
+    digest: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    expires_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    used_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+
+
+class RecoveryCodeRow(Base):
+    __tablename__ = "recovery_code"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    person_id: Mapped[UUID] = mapped_column(ForeignKey("person.id"))
+    digest: Mapped[bytes] = mapped_column(LargeBinary)
+    used_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))

@@ -15,7 +15,46 @@ class Scope(StrEnum):
     """What an API key may be used for."""
 
     INFERENCE = "inference"  # chat, completions, embeddings, tokenize, models
+    BATCH = "batch"  # files and batches
     USAGE_READ = "usage.read"  # own balance, usage and receipts
+    MANAGE = "manage"  # what the key's owner may do in the console, and no inference
+
+
+DEFAULT_SCOPES = frozenset({Scope.INFERENCE, Scope.USAGE_READ})
+"""Of a key made without a word about it."""
+
+
+class OperatorRole(StrEnum):
+    """Of somebody who runs the platform."""
+
+    ADMIN = "admin"
+    FINANCE = "finance"
+    SUPPORT = "support"
+
+
+class Role(StrEnum):
+    """Of a member in a tenant, or in one of its projects."""
+
+    OWNER = "owner"
+    ADMIN = "admin"
+    DEVELOPER = "developer"
+    FINANCE = "finance"
+    VIEWER = "viewer"
+
+
+class PersonStatus(StrEnum):
+    """A suspended person keeps everything and may not sign in; a deleted one is gone for ever."""
+
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    DELETED = "deleted"
+
+
+class SignInMethod(StrEnum):
+    """How a session was opened."""
+
+    PASSWORD = "password"  # noqa: S105 - the name of a method
+    OIDC = "oidc"
 
 
 class Status(StrEnum):
@@ -37,6 +76,7 @@ class ActorKind(StrEnum):
 
     OPERATOR = "operator"
     API_KEY = "api_key"
+    PERSON = "person"
     SYSTEM = "system"
 
 
@@ -138,7 +178,7 @@ class Project:
 class KeyLimits:
     """What a new key may do. A limit of 0 means none; no patterns mean every model; no networks mean from anywhere."""
 
-    scopes: frozenset[Scope] = frozenset(Scope)
+    scopes: frozenset[Scope] = DEFAULT_SCOPES
     tier_default: Tier = Tier.STANDARD
     tier_max: Tier = Tier.PRIORITY
     model_patterns: tuple[str, ...] = ()
@@ -171,12 +211,55 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Somebody who runs the platform."""
+    """Somebody who runs the platform. `person_id` is who signs in as this operator, if anybody does."""
 
     id: UUID
     name: str
+    role: OperatorRole
+    person_id: UUID | None
     created_at: datetime
     disabled_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Somebody with an account: member of any number of tenants, or operator. Never a password hash."""
+
+    id: UUID
+    email: str
+    name: str
+    language: str
+    status: PersonStatus
+    has_password: bool
+    has_second_factor: bool
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A person's role in a tenant, or in one of its projects. `origin` is empty or ``oidc:<provider>``."""
+
+    id: UUID
+    tenant_id: UUID
+    project_id: UUID | None
+    person_id: UUID
+    role: Role
+    status: Status
+    origin: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SignedIn:
+    """An open session and whose it is."""
+
+    id: UUID
+    person: Person
+    method: SignInMethod
+    provider_id: UUID | None
+    second_factor: bool
+    created_at: datetime
+    expires_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from core.pagination import page_of
 from core.tiers import Tier
 from tenants import api_keys, tenants
 from tenants.errors import invalid
-from tenants.types import DEFAULT_RPM, ApiKey, KeyLimits, Scope
+from tenants.types import DEFAULT_RPM, DEFAULT_SCOPES, ApiKey, KeyLimits
 
 router = APIRouter(route_class=GuardedRoute, tags=["API keys"])
 
@@ -27,7 +27,7 @@ class ApiKeyIn(Input):
     """A new key."""
 
     name: Name
-    scopes: list[ScopeName] = Field(default_factory=lambda: list(Scope), min_length=1, max_length=8)
+    scopes: list[ScopeName] = Field(default_factory=lambda: sorted(DEFAULT_SCOPES), min_length=1, max_length=8)
     tier_default: TierName = "standard"
     tier_max: TierName = "priority"
     model_patterns: list[Pattern] = Field(

@@ -5,7 +5,10 @@ from pathlib import Path
 from tests.architecture import tenancy
 from tests.architecture.rules import ROOT
 
-FILES = (Path("tenants/queries.py"), Path("billing/queries.py"))
+FILES = (
+    *sorted(path.relative_to(ROOT) for path in (ROOT / "tenants").glob("*queries.py")),
+    Path("billing/queries.py"),
+)
 
 
 def test_what_a_tenant_owns_is_asked_for_by_tenant() -> None:

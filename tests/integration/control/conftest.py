@@ -15,6 +15,7 @@ from core import db, logging, telemetry
 from core.clock import SystemClock
 from core.resp import RespClient
 from core.settings import Database, Settings
+from tests.factories.people import SIGNING, Visitor
 from tests.factories.tenants import PEPPER, operator
 
 
@@ -39,6 +40,7 @@ async def services(settings: Settings, sessions: db.Sessions) -> AsyncIterator[S
         valkey=client,
         clock=SystemClock(),
         pepper=PEPPER,
+        signing=SIGNING,
         sealing_key=b"\x22" * 32,
         metrics=telemetry.http_metrics(telemetry.create_registry()),
     )
@@ -54,6 +56,9 @@ class Client:
 
     def acting_as(self, credential: str) -> "Client":
         return Client(self.http, {"authorization": f"Bearer {credential}"})
+
+    def visited_by(self, visitor: Visitor) -> "Client":
+        return Client(self.http, dict(visitor.headers))
 
     async def call(self, method: str, path: str, **options: Any) -> httpx.Response:
         headers = {**self.headers, **options.pop("headers", {})}

@@ -128,7 +128,7 @@ async def test_a_credential_of_the_wrong_kind_answers_403(
 ) -> None:
     made = await customer(sessions, ALL_SCOPES)
     tenant = anonymous.acting_as(made.secret)
-    for kind, client in ((CallerKind.OPERATOR, tenant), (CallerKind.TENANT, admin)):
+    for kind, client in ((CallerKind.OPERATOR, tenant), (CallerKind.KEY, admin)):
         for method, path, rule in GUARDED:
             if rule.caller is kind:
                 answer = await client.call(method, _path(path, tenant_id=f"ten_{made.tenant.id.hex}"))

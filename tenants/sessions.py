@@ -1,0 +1,100 @@
+"""Sessions of people who signed in: a random token in a cookie, of which only the keyed digest is kept."""
+
+from datetime import datetime, timedelta
+from hashlib import blake2b
+from hmac import compare_digest
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from core.ids import new_uuid
+from tenants import credentials
+from tenants import people_queries as queries
+from tenants.people import person_of
+from tenants.tables import SessionRow
+from tenants.types import PersonStatus, SignedIn, SignInMethod
+
+PREFIX = "tgs_"
+SEEN_EVERY = timedelta(seconds=60)  # how often the last use is written down
+USER_AGENT_MAX = 400
+
+
+async def open_session(
+    session: AsyncSession,
+    person_id: UUID,
+    *,
+    pepper: bytes,
+    now: datetime,
+    absolute_s: int,
+    method: SignInMethod,
+    provider_id: UUID | None = None,
+    second_factor: bool = False,
+    ip: str = "",
+    user_agent: str = "",
+) -> str:
+    """Open a session and return its token, once."""
+    token = credentials.mint(PREFIX)
+    session.add(
+        SessionRow(
+            id=new_uuid(),
+            person_id=person_id,
+            digest=credentials.digest(pepper, token),
+            method=method,
+            provider_id=provider_id,
+            second_factor=second_factor,
+            created_at=now,
+            seen_at=now,
+            expires_at=now + timedelta(seconds=absolute_s),
+            ip=ip,
+            user_agent=user_agent[:USER_AGENT_MAX],
+        )
+    )
+    await session.flush()
+    return token
+
+
+async def find(
+    session: AsyncSession, token: str, *, pepper: bytes, now: datetime, idle_s: int
+) -> tuple[SignedIn, bool] | None:
+    """Return the open session of this token, and whether its last use should be written down (`see`).
+
+    None when it ended, was idle too long or is too old, or when its person may not sign in any more.
+    """
+    if not credentials.well_formed(PREFIX, token):
+        return None
+    found = await queries.session_by_digest(session, credentials.digest(pepper, token))
+    if found is None:
+        return None
+    row, person = found
+    over = row.ended_at is not None or now >= row.expires_at or now - row.seen_at >= timedelta(seconds=idle_s)
+    if over or row.created_at < person.sessions_valid_from or person.status != PersonStatus.ACTIVE:
+        return None
+    signed_in = SignedIn(
+        id=row.id,
+        person=person_of(person),
+        method=SignInMethod(row.method),
+        provider_id=row.provider_id,
+        second_factor=row.second_factor,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+    )
+    return signed_in, now - row.seen_at >= SEEN_EVERY
+
+
+async def see(session: AsyncSession, session_id: UUID, now: datetime) -> None:
+    """Write down that the session is in use."""
+    await queries.see_session(session, session_id, now)
+
+
+async def end(session: AsyncSession, session_id: UUID, now: datetime) -> None:
+    """End a session; again is the same as once."""
+    await queries.end_session(session, session_id, now)
+
+
+def csrf_token(signing: bytes, token: str) -> str:
+    """Return what a page must send beside the cookie with every change; only our own pages can read it."""
+    return blake2b(token.encode(), digest_size=24, key=signing, person=b"tg-csrf").hexdigest()
+
+
+def csrf_matches(signing: bytes, token: str, given: str) -> bool:
+    return compare_digest(csrf_token(signing, token).encode(), given.encode("utf-8", "surrogatepass"))
