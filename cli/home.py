@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from cli.processes import ProcessRecord
+from core.files import write_private
 
 SOCKET_PATH_MAX = 100  # bytes; the kernel's limit is 107 and some libraries want room
 LONGEST_SOCKET = "pg/.s.PGSQL.65535.lock"
@@ -205,20 +206,6 @@ def load_state(home: Home) -> HomeState:
 
 def save_state(home: Home, state: HomeState) -> None:
     write_private(home.state_file, msgspec.json.encode(state))
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Put `content` there in one step, readable by its owner only, and on disk before this returns."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def write_ready_file(path: Path, facts: dict[str, Any], processes: Sequence[ProcessRecord]) -> None:

@@ -20,6 +20,7 @@ from cli.home import Home, HomeSecrets, HomeState
 from cli.processes import ProcessRecord, end, record
 from cli.supervisor import Service, StartError, Stopped, Supervisor, Voice
 from core import db
+from core.files import write_private
 from core.settings import Settings
 
 DATABASE_STAGE = 3  # stopped after every process of ours
@@ -86,7 +87,7 @@ def _forget(ready_file: Path) -> None:
     try:
         ready_file.unlink(missing_ok=True)
         trial = ready_file.with_name(f".{ready_file.name}.trial")  # nobody may see an empty one of the real name
-        homes.write_private(trial, b"")
+        write_private(trial, b"")
         trial.unlink()
     except OSError as error:
         raise homes.HomeError(f"The ready file {ready_file} cannot be written ({error.strerror}).") from error

@@ -4,10 +4,11 @@ Importing this module reads nothing. `Settings.load()` reads the environment (``
 Every secret is a `SecretStr`, and may be given by reference: ``file:/run/secrets/pepper`` reads that file.
 """
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -85,6 +86,33 @@ class Controller(_Group):
     start_timeout_s: int = 120
 
 
+class MailSecurity(StrEnum):
+    """How the connection to the mail server is protected."""
+
+    STARTTLS = "starttls"
+    TLS = "tls"
+    NONE = "none"  # only for a server on this machine or in a trusted network
+
+
+class Mail(_Group):
+    """An SMTP server. Without `host` mails are kept in ``<home>/mail``, where operators can look at them."""
+
+    host: str = ""
+    port: int = 587
+    security: MailSecurity = MailSecurity.STARTTLS
+    username: str = ""
+    password: Secret = SecretStr("")
+    sender: str = "Tidegate <tidegate@localhost.localdomain>"
+    ca_file: Path | None = None  # a private authority that vouches for the server; the system's when not set
+    timeout_s: int = 15
+
+    @model_validator(mode="after")
+    def _no_password_in_clear(self) -> Self:
+        if self.username and self.security is MailSecurity.NONE:
+            raise ValueError("a password is not sent over a connection that is not protected")
+        return self
+
+
 class Log(_Group):
     level: str = "info"
     json_lines: bool = True
@@ -108,12 +136,18 @@ class Settings(BaseSettings):
     gateway: Gateway = Field(default_factory=Gateway)
     control: Control = Field(default_factory=Control)
     controller: Controller = Field(default_factory=Controller)
+    mail: Mail = Field(default_factory=Mail)
     log: Log = Field(default_factory=Log)
 
     @property
     def spool_dir(self) -> Path:
         """Below it one folder per gateway replica of this host."""
         return self.home / "spool"
+
+    @property
+    def mail_dir(self) -> Path:
+        """Mails that no SMTP server is set for."""
+        return self.home / "mail"
 
     @property
     def objects_dir(self) -> Path:
