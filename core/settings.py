@@ -113,6 +113,19 @@ class Mail(_Group):
         return self
 
 
+class Oidc(_Group):
+    """Sign-in by identity providers, and their tokens at the gateway."""
+
+    allow_loopback: bool = False  # providers on this machine, by plain http too: for trials and tests
+    fetch_timeout_s: float = 5.0  # of one call to a provider
+    refresh_every_s: int = 300  # how old the groups of a session in use may be
+    refresh_trust_s: int = 3600  # with the provider away: how long the groups last read are trusted
+    keys_refresh_s: int = 600  # how often a provider's keys are read again
+    keys_trust_s: int = 86_400  # with the provider away: how long its keys are trusted
+    refetch_min_s: float = 10.0  # between two fetches for key ids that are not known
+    leeway_s: int = 60  # how far a provider's clock may be off
+
+
 class Log(_Group):
     level: str = "info"
     json_lines: bool = True
@@ -137,6 +150,7 @@ class Settings(BaseSettings):
     control: Control = Field(default_factory=Control)
     controller: Controller = Field(default_factory=Controller)
     mail: Mail = Field(default_factory=Mail)
+    oidc: Oidc = Field(default_factory=Oidc)
     log: Log = Field(default_factory=Log)
 
     @property
