@@ -1,7 +1,8 @@
 """What routes are given: a transaction that commits before the answer leaves, who calls, and a page's bounds."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+import ipaddress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -12,11 +13,12 @@ from starlette.requests import Request
 from api.errors import request_id_of
 from api.guard import Caller
 from api.permissions import Rule
+from api.schemas import Output
 from api.services import Services, services_of
 from core.db import transaction
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, parse_id
-from core.logging import get_logger
+from core.logging import get_logger, guard
 from core.pagination import LIMIT_DEFAULT, LIMIT_MAX
 from tenants import audit
 
@@ -49,6 +51,32 @@ def get_act(request: Request) -> Act:
     return act
 
 
+def changed(before: Output, after: Output) -> dict[str, Any]:
+    """Return the members that differ, each as ``{"from": …, "to": …}``: the details of a changed setting."""
+    return differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of plain values; one that is not there counts as null. What looks like a secret is hidden."""
+
+    def shown(value: Any) -> Any:
+        return guard(None, "", {"value": value})["value"]
+
+    return {
+        name: {"from": shown(before.get(name)), "to": shown(after.get(name))}
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name)
+    }
+
+
+def client_ip_of(request: Request) -> str:
+    """Return the caller's address as the front door saw it; empty when it did not say, or said nonsense."""
+    try:
+        return str(ipaddress.ip_address(request.client.host.partition("%")[0])) if request.client is not None else ""
+    except ValueError:
+        return ""
+
+
 def get_caller(request: Request) -> Caller:
     caller: Caller = request.state.caller
     return caller
@@ -63,7 +91,7 @@ async def get_session(request: Request) -> AsyncIterator[AsyncSession]:
         yield session
         audit.record(
             session,
-            get_caller(request).actor(request_id_of(request)),
+            replace(get_caller(request).actor(request_id_of(request)), client_ip=client_ip_of(request)),
             rule.action,
             tenant_id=act.tenant_id,
             target_id=act.target_id,

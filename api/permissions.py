@@ -74,6 +74,7 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("GET", f"{TENANT}/keys/{{key_id}}"): _operator(Op.TENANT_READ),
         ("POST", f"{TENANT}/keys/{{key_id}}/revoke"): _operator(Op.KEY_WRITE, "api_key.revoke"),
         ("GET", f"{ADMIN}/audit"): _operator(Op.AUDIT_READ),
+        ("GET", f"{ADMIN}/audit/export"): _operator(Op.AUDIT_READ),
         ("GET", f"{ADMIN}/operators"): _operator(Op.OPERATOR_READ),
         ("POST", f"{ADMIN}/operators"): _operator(Op.OPERATOR_WRITE, "operator.create"),
         ("POST", f"{OPERATOR}/tokens"): _operator(Op.OPERATOR_WRITE, "operator_token.issue"),

@@ -16,12 +16,12 @@ from core.settings import Settings
 
 def verify(home_path: Path) -> int:
     """Add up every account again; return 0 when the books agree, 1 after naming the first row that is wrong."""
-    with _database(home_path) as settings:
+    with database(home_path) as settings:
         return books.main(settings, screen.say)
 
 
 @contextmanager
-def _database(home_path: Path) -> Iterator[Settings]:
+def database(home_path: Path) -> Iterator[Settings]:
     """Yield settings whose database answers: a stopped home's server is started for the time being."""
     if "TIDEGATE_DATABASE__URL" in os.environ:
         yield Settings.load(home=home_path)

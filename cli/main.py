@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     migrate = commands.add_parser("migrate", parents=[home], help="bring the database schema to this version")
     migrate.set_defaults(command=_migrate)
     _add_ledger(commands, home)
+    _add_audit(commands, home)
     _add_spool(commands, home)
     shown = commands.add_parser("version", help="print the version")
     shown.set_defaults(command=_version)
@@ -110,6 +111,26 @@ def _add_ledger(commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
         "platform runs and when it is stopped. Ends with 1 and names the first row that is wrong.",
     )
     verify.set_defaults(command=_ledger_verify)
+
+
+def _add_audit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser) -> None:
+    trail = commands.add_parser("audit", help="look after the audit trail")
+    actions = trail.add_subparsers(title="actions", required=True, metavar="action")
+    verify = actions.add_parser(
+        "verify",
+        parents=[home],
+        help="prove that no record was altered, removed or slipped in",
+        description="Compute the hash chain of the audit trail again. Works while the platform runs and when it is "
+        "stopped. Ends with 1 and names the first record that is wrong.",
+    )
+    verify.add_argument(
+        "--anchor",
+        action="append",
+        default=[],
+        metavar="SEQ:HASH",
+        help="a record that the chain must have, from the worker's log line audit.head_anchored; may be repeated",
+    )
+    verify.set_defaults(command=_audit_verify)
 
 
 def _add_spool(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser) -> None:
@@ -179,6 +200,12 @@ def _ledger_verify(options: argparse.Namespace) -> int:
     from cli.books import verify
 
     return verify(options.home)
+
+
+def _audit_verify(options: argparse.Namespace) -> int:
+    from cli.trail import verify
+
+    return verify(options.home, options.anchor)
 
 
 def _spool_list(options: argparse.Namespace) -> int:

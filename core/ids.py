@@ -67,6 +67,21 @@ def parse_id(kind: IdKind, text: str) -> UUID:
     )
 
 
+def parse_any_id(text: str) -> UUID:
+    """Return the UUID of an id whatever it names, with or without its prefix.
+
+    Raises:
+        PlatformError: kind not_found, since an id of another shape names nothing.
+    """
+    digits = text.rpartition("_")[2]
+    if len(digits) == 32:
+        try:
+            return UUID(hex=digits)
+        except ValueError:
+            pass
+    raise PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, f"There is nothing with the id {text[:64]!r}.")
+
+
 def uuid7_time(value: UUID) -> datetime:
     """Return the instant a UUIDv7 was made (RFC 9562: its first 48 bits are Unix milliseconds)."""
     return datetime.fromtimestamp((value.int >> 80) / 1000, UTC)

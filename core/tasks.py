@@ -7,7 +7,7 @@ made exactly once, however often the broker delivers.
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -16,6 +16,7 @@ from core.clock import Clock
 from core.db import Sessions
 from core.resp import RespClient
 from core.settings import Settings
+from core.telemetry import TaskFigures, create_registry
 
 TIMEOUT_S = 300.0
 
@@ -27,6 +28,7 @@ class TaskContext:
     settings: Settings
     sessions: Sessions
     clock: Clock
+    figures: TaskFigures = field(default_factory=lambda: TaskFigures(create_registry()))
 
     @asynccontextmanager
     async def valkey(self) -> AsyncIterator[RespClient]:

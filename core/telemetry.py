@@ -89,6 +89,21 @@ def worker_metrics(registry: CollectorRegistry) -> WorkerMetrics:
     )
 
 
+class TaskFigures:
+    """What tasks themselves measure, each figure registered when it is first set. No label, so no tenant."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._gauges: dict[str, Gauge] = {}
+
+    def set(self, name: str, text: str, value: float) -> None:
+        """Set ``tidegate_<name>``; `text` is its help."""
+        gauge = self._gauges.get(name)
+        if gauge is None:
+            gauge = self._gauges[name] = Gauge(f"tidegate_{name}", text, registry=self._registry)
+        gauge.set(value)
+
+
 def render(registry: CollectorRegistry) -> bytes:
     """Return the figures in Prometheus' text format."""
     return generate_latest(registry)

@@ -25,7 +25,7 @@ from core.clock import SystemClock
 from core.settings import Settings
 from core.tasks import Job, Periodic, Task, TaskContext
 
-TASK_MODULES: tuple[str, ...] = ("billing.tasks", "core.mail")
+TASK_MODULES: tuple[str, ...] = ("billing.tasks", "core.mail", "tenants.tasks")
 QUEUE = "tidegate"
 RELAY = "outbox.relay"
 EXECUTE = "outbox.execute"
@@ -216,10 +216,12 @@ def serve(settings: Settings, ready: Callable[[], None], found: Iterable[Task]) 
     warnings.filterwarnings("ignore", category=CPendingDeprecationWarning)  # tasks that outlive a connection end first
     signals.setup_logging.connect(_keep_logging, weak=False)
     engine = db.create_engine(settings.database)
-    context = TaskContext(settings, db.create_sessions(engine), SystemClock())
+    registry = telemetry.create_registry()
+    figures = telemetry.TaskFigures(registry)
+    context = TaskContext(settings, db.create_sessions(engine), SystemClock(), figures)
     jobs = {task.name: task for task in found if isinstance(task, Job)}
     with asyncio.Runner() as runner:
-        tasks = Tasks(runner, context, telemetry.create_registry(), jobs)
+        tasks = Tasks(runner, context, registry, jobs)
         app = create_app(settings)
         report = Periodic("worker.report", tasks.report, REPORT_EVERY_S)
         register(app, tasks, (report, *(task for task in found if isinstance(task, Periodic))))

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tenants.errors import name_taken
-from tenants.tables import ApiKeyRow, AuditRow, OperatorRow, OperatorTokenRow, ProjectRow, TenantRow
+from tenants.tables import ApiKeyRow, OperatorRow, OperatorTokenRow, ProjectRow, TenantRow
 
 UNIQUE_VIOLATION = "23505"
 PrincipalRow = Row[*tuple[Any, ...]]
@@ -175,15 +175,3 @@ async def revoke_operator_tokens(session: AsyncSession, operator_id: UUID) -> No
         .where(OperatorTokenRow.operator_id == operator_id, OperatorTokenRow.revoked_at.is_(None))
         .values(revoked_at=func.now())
     )
-
-
-async def audit_records(
-    session: AsyncSession, tenant_id: UUID | None, after: UUID | None, limit: int
-) -> Sequence[AuditRow]:
-    """Return records newest first, of one tenant, or of all when None."""
-    query = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
-    if tenant_id is not None:
-        query = query.where(AuditRow.tenant_id == tenant_id)
-    if after is not None:
-        query = query.where(AuditRow.id < after)
-    return (await session.scalars(query)).all()

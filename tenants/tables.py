@@ -87,7 +87,7 @@ class OperatorTokenRow(Base):
 
 
 class AuditRow(Base):
-    """Append-only: a trigger and missing grants refuse anything else."""
+    """Append-only: a trigger and missing grants refuse anything else. The database chains each (`audit_chain`)."""
 
     __tablename__ = "audit_record"
 
@@ -99,6 +99,7 @@ class AuditRow(Base):
     action: Mapped[str] = mapped_column(Text)
     target_id: Mapped[UUID | None]
     request_id: Mapped[str] = mapped_column(Text, server_default="")
+    client_ip: Mapped[str] = mapped_column(Text, server_default="")
     details: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default="{}")
 
 

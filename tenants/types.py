@@ -264,11 +264,24 @@ class SignedIn:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who does it, in which request."""
+    """Who does it, in which request, from which address (as the front door saw it; empty when nobody called)."""
 
     kind: ActorKind
     id: UUID | None = None
     request_id: str = ""
+    client_ip: str = ""
 
 
 SYSTEM = Actor(ActorKind.SYSTEM)
+
+
+class AuditFilter(msgspec.Struct, frozen=True):
+    """Which audit records: all that is named must hold. `action` is a prefix, `text` stands anywhere in the details."""
+
+    tenant_id: UUID | None = None
+    actor_id: UUID | None = None
+    target_id: UUID | None = None
+    action: str = ""
+    since: datetime | None = None  # included
+    until: datetime | None = None  # not included
+    text: str = ""

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter
 from pydantic import Field, SecretStr, StringConstraints, field_validator
 
-from api.deps import CurrentAct, CurrentPaging, CurrentServices, DeploymentId, ReadSession, Session
+from api.deps import CurrentAct, CurrentPaging, CurrentServices, DeploymentId, ReadSession, Session, changed
 from api.guard import GuardedRoute
 from api.permissions import ADMIN
 from api.schemas import Input, Output, problems
@@ -219,15 +219,18 @@ async def update_deployment(
     """Change limits, scale, address or credential."""
     values = body.model_dump(exclude={"credential"}, exclude_none=True)
     credential = None if body.credential is None else body.credential.get_secret_value()
-    changed = await deployments.update(
+    before = _out(await deployments.get(session, deployment_id), None)
+    after = await deployments.update(
         session,
         deployment_id,
         DeploymentChange(**values, credential=credential),
         sealing_key=services.sealing_key,
         now=services.clock.now(),
     )
-    act.on(deployment_id, changed=sorted([*values, *(["credential"] if credential is not None else [])]))
-    return _out(changed, (await _states(services, [deployment_id])).get(deployment_id))
+    act.on(deployment_id, **changed(before, _out(after, None)))
+    if credential is not None:
+        act.on(deployment_id, credential_replaced=True)
+    return _out(after, (await _states(services, [deployment_id])).get(deployment_id))
 
 
 @router.post(f"{ADMIN}/deployments/{{deployment_id}}/retire", status_code=204, summary="Take a deployment away")

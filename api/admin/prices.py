@@ -6,7 +6,16 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import Field, StringConstraints
 
-from api.deps import BookId, CurrentAct, CurrentPaging, CurrentServices, PriceVersionId, ReadSession, Session
+from api.deps import (
+    BookId,
+    CurrentAct,
+    CurrentPaging,
+    CurrentServices,
+    PriceVersionId,
+    ReadSession,
+    Session,
+    differences,
+)
 from api.guard import GuardedRoute
 from api.permissions import ADMIN
 from api.schemas import CurrencyCode, Input, Instant, Name, Output, TierName, problems
@@ -215,10 +224,16 @@ async def get_price_version(price_version_id: PriceVersionId, session: ReadSessi
 async def change_price_draft(
     price_version_id: PriceVersionId, body: ItemsIn, session: Session, act: CurrentAct
 ) -> PriceList:
+    before = [_item(item) for item in await price_book.list_items(session, price_version_id)]
     await price_book.put_items(session, price_version_id, _items(body.items))
-    act.on(price_version_id, items=len(body.items))
-    items = await price_book.list_items(session, price_version_id)
-    return PriceList(id=format_id(IdKind.PRICE_VERSION, price_version_id), items=[_item(item) for item in items])
+    after = [_item(item) for item in await price_book.list_items(session, price_version_id)]
+    act.on(price_version_id, items=len(body.items), prices=differences(_by_name(before), _by_name(after)))
+    return PriceList(id=format_id(IdKind.PRICE_VERSION, price_version_id), items=after)
+
+
+def _by_name(items: list[ItemOut]) -> dict[str, str]:
+    """Unit prices by what they are the price of, for the audit trail."""
+    return {" ".join(filter(None, (i.model_id, i.tier, i.meter, i.tenant_id))): i.unit_price for i in items}
 
 
 @router.post(

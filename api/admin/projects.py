@@ -4,7 +4,7 @@ from datetime import datetime
 
 from fastapi import APIRouter
 
-from api.deps import CurrentAct, CurrentPaging, ProjectId, ReadSession, Session, TenantId
+from api.deps import CurrentAct, CurrentPaging, ProjectId, ReadSession, Session, TenantId, changed
 from api.guard import GuardedRoute
 from api.permissions import TENANT
 from api.schemas import Input, Limit, Name, Output, RateLimit, StatusName, problems
@@ -97,13 +97,16 @@ async def update_project(
     tenant_id: TenantId, project_id: ProjectId, body: ProjectChange, session: Session, act: CurrentAct
 ) -> ProjectOut:
     """Suspend or resume a project, change its limits. Gateways follow within a second."""
-    project = await projects.update(
-        session,
-        tenant_id,
-        project_id,
-        status=body.status,
-        rpm_limit=body.rpm_limit,
-        concurrency_limit=body.concurrency_limit,
+    before = _out(await projects.get(session, tenant_id, project_id))
+    after = _out(
+        await projects.update(
+            session,
+            tenant_id,
+            project_id,
+            status=body.status,
+            rpm_limit=body.rpm_limit,
+            concurrency_limit=body.concurrency_limit,
+        )
     )
-    act.on(project.id, **body.model_dump(mode="json", exclude_none=True))
-    return _out(project)
+    act.on(project_id, **changed(before, after))
+    return after

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import Field
 
-from api.deps import CurrentAct, CurrentPaging, ReadSession, Session, TenantId
+from api.deps import CurrentAct, CurrentPaging, ReadSession, Session, TenantId, changed
 from api.guard import GuardedRoute
 from api.permissions import ADMIN, TENANT
 from api.schemas import BillingModeName, CurrencyCode, Input, Limit, Name, Output, PositiveAmount, StatusName, problems
@@ -115,8 +115,11 @@ async def get_tenant(tenant_id: TenantId, session: ReadSession) -> TenantOut:
 @router.patch(TENANT, summary="Change a tenant")
 async def update_tenant(tenant_id: TenantId, body: TenantChange, session: Session, act: CurrentAct) -> TenantOut:
     """Suspend or resume a tenant, change its time zone or limit. Gateways follow within a second."""
-    tenant = await tenants.update(
-        session, tenant_id, status=body.status, tz=body.tz, concurrency_limit=body.concurrency_limit
+    before = _out(await tenants.get(session, tenant_id))
+    after = _out(
+        await tenants.update(
+            session, tenant_id, status=body.status, tz=body.tz, concurrency_limit=body.concurrency_limit
+        )
     )
-    act.on(tenant.id, **body.model_dump(mode="json", exclude_none=True))
-    return _out(tenant)
+    act.on(tenant_id, **changed(before, after))
+    return after

@@ -326,6 +326,18 @@ async def test_tokens_and_keys_cannot_do_each_others_work(
     assert made.status_code == 403
 
 
+async def test_the_audit_trail_has_the_address_that_the_front_door_saw(fleet: Fleet) -> None:
+    """Nobody's own word for it, since no proxy is trusted here."""
+    forged = {"X-Forwarded-For": "203.0.113.9", "Forwarded": "for=203.0.113.9", "X-Real-Ip": "203.0.113.9"}
+    customer = await fleet.customer("0")
+    path = f"/api/v1/admin/tenants/{customer.tenant_id}"
+    changed = await fleet.operator.patch(path, json={"tz": "Europe/Berlin"}, headers=forged)
+    found = await fleet.operator.get("/api/v1/admin/audit", params={"tenant_id": customer.tenant_id, "limit": 1})
+    [record] = found.json()["items"]
+    assert record["details"] == {"tz": {"from": "UTC", "to": "Europe/Berlin"}}
+    assert (record["client_ip"], record["request_id"]) == ("127.0.0.1", changed.headers["x-request-id"])
+
+
 async def test_a_key_sees_the_models_it_may_use_and_no_others(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
     customer = await fleet.customer("1", model_patterns=["s*"])
     gateway, headers = gateways[0], customer.headers

@@ -1,4 +1,4 @@
-"""`tidegate ledger verify` and `tidegate spool`, on a home that runs and on one that is stopped."""
+"""`tidegate ledger verify`, `audit verify` and `spool`, on a home that runs and on one that is stopped."""
 
 import subprocess
 import sys
@@ -27,14 +27,35 @@ def test_the_books_are_verified_while_it_runs_and_when_it_is_stopped(start: Star
     up = start("a")
     right = tidegate("ledger", "verify", "--home", str(up.home))
     assert (right.returncode, right.stdout[:19]) == (0, "the books are right"), right
+    with database(up) as connection:
+        connection.execute(
+            "INSERT INTO audit_record (id, actor_kind, action) VALUES (gen_random_uuid(), 'system', 'x')"
+        )
+        newest = "SELECT seq, encode(hash, 'hex') FROM audit_chain ORDER BY seq DESC LIMIT 1"
+        [[seq, digest]] = connection.execute(newest).fetchall()
+    anchor = f"{seq}:{digest}"
+    trail = tidegate("audit", "verify", "--home", str(up.home), "--anchor", anchor)
+    assert (trail.returncode, trail.stdout) == (
+        0,
+        f"the audit trail is right: {seq} records, the newest has the hash {digest}\n",
+    ), trail
     assert start.stop(up) == 0
     assert tidegate("ledger", "verify", "--home", str(up.home)).returncode == 0
+    assert tidegate("audit", "verify", "--home", str(up.home)).returncode == 0
     up = start("a")
     with database(up) as connection:
         connection.execute("SET session_replication_role = replica")  # as somebody who may do anything
         connection.execute("UPDATE ledger_balance SET credit = credit + 1 WHERE bounded")
     wrong = tidegate("ledger", "verify", "--home", str(up.home))
     assert (wrong.returncode, wrong.stdout[:21]) == (1, "wrong: ledger_balance"), wrong
+    with database(up) as connection:
+        connection.execute("SET session_replication_role = replica")
+        connection.execute("DELETE FROM audit_record WHERE action = 'x'")
+    wrong = tidegate("audit", "verify", "--home", str(up.home))
+    assert wrong.returncode == 1, wrong
+    assert wrong.stdout.startswith(f"wrong: record {seq} "), wrong
+    assert wrong.stdout.endswith(": the record is missing\n"), wrong
+    assert tidegate("audit", "verify", "--home", str(up.home), "--anchor", "7").returncode == 2
 
 
 def test_a_folder_without_usage_is_not_adopted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from core.settings import Database
 from core.tiers import Tier
 from tenants import api_keys, audit, operators, principals, projects, tenants
 from tenants.credentials import digest
-from tenants.types import SYSTEM, Actor, ActorKind, KeyLimits, Principal, Scope, Status
+from tenants.types import SYSTEM, Actor, ActorKind, AuditFilter, KeyLimits, Principal, Scope, Status
 from tests.factories.tenants import PEPPER, Customer, customer, operator
 
 NOBODY = UUID(int=404)
@@ -270,9 +270,9 @@ async def test_the_audit_trail_only_grows(sessions: db.Sessions, database_settin
         audit.record(session, actor, "tenant.create", tenant_id=UUID(int=6), target_id=UUID(int=6), details={"a": 1})
         audit.record(session, SYSTEM, "seed")
     async with db.transaction(sessions) as session:
-        first = await audit.list_records(session, UUID(int=6), after=None, limit=9)
+        first = await audit.search(session, AuditFilter(UUID(int=6)), after=None, limit=9)
         assert [(r.actor, r.action, r.details) for r in first] == [(actor, "tenant.create", {"a": 1})]
-        assert len(await audit.list_records(session, None, after=None, limit=9)) == 2
+        assert len(await audit.search(session, AuditFilter(), after=None, limit=9)) == 2
     with pytest.raises(DBAPIError, match="permission denied"):
         async with db.transaction(sessions) as session:
             await session.execute(text(statement))
