@@ -11,9 +11,9 @@ import uvicorn
 from fastapi import APIRouter, FastAPI
 
 from api import errors, openapi
-from api.admin import api_keys, audit, deployments, models, operators, prices, projects, tenants
+from api.admin import api_keys, audit, deployments, models, operators, prices, projects, tenant_life, tenants
 from api.admin import credits as tenant_credits
-from api.control import generations, health, my_tenant, usage
+from api.control import generations, health, my_tenant, roles, usage
 from api.middleware import RequestFrame
 from api.server import Server
 from api.services import Services
@@ -29,9 +29,11 @@ BACKLOG = 512
 
 ROUTERS: tuple[APIRouter, ...] = (
     my_tenant.router,
+    roles.router,
     usage.router,
     generations.router,
     tenants.router,
+    tenant_life.router,
     projects.router,
     api_keys.router,
     tenant_credits.router,

@@ -18,7 +18,7 @@ from core.db import transaction
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, parse_id
 from core.logging import bind_contextvars
-from tenants import api_keys, members, operators, principals, sessions
+from tenants import api_keys, closing, members, operators, principals, sessions
 from tenants.credentials import digest
 from tenants.errors import not_found
 from tenants.roles import OPERATOR_PERMISSIONS, Rights
@@ -29,10 +29,11 @@ COOKIE = "tidegate_session"
 CSRF_HEADER = "x-csrf-token"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_PAGES = frozenset({"same-origin", "none"})  # of Sec-Fetch-Site: ours, or typed by the person
-_FORBIDDEN_REFUSALS = frozenset({"TENANT_SUSPENDED", "PROJECT_SUSPENDED"})
+_FORBIDDEN_REFUSALS = frozenset({"TENANT_CLOSED", "TENANT_SUSPENDED", "PROJECT_SUSPENDED"})
 _REFUSALS = {
     "KEY_REVOKED": "This API key was revoked.",
     "KEY_EXPIRED": "This API key has expired.",
+    "TENANT_CLOSED": "This account is closed.",
     "TENANT_SUSPENDED": "This account is suspended.",
     "PROJECT_SUSPENDED": "The project of this API key is suspended.",
 }
@@ -221,7 +222,9 @@ async def _as_person(request: Request, services: Services, rule: Rule, token: st
     if rule.caller is CallerKind.MEMBER:
         async with transaction(services.sessions) as session:
             rights = await members.rights_in(session, _tenant_of(request), person.id)
-        _require_right(request, rule, rights)
+            _require_right(request, rule, rights)
+            if rule.action:
+                await closing.require_open(session, _tenant_of(request))
         return Caller(signed_in=signed_in, rights=rights, token=token)
     raise _forbidden("This route is for API keys: send `Authorization: Bearer tg_…`.")
 

@@ -126,6 +126,12 @@ class Oidc(_Group):
     leeway_s: int = 60  # how far a provider's clock may be off
 
 
+class Retention(_Group):
+    """How long what is no longer needed is kept."""
+
+    closed_tenant_days: int = 90  # people's data of a closed tenant; its books and usage stay
+
+
 class Log(_Group):
     level: str = "info"
     json_lines: bool = True
@@ -151,6 +157,7 @@ class Settings(BaseSettings):
     controller: Controller = Field(default_factory=Controller)
     mail: Mail = Field(default_factory=Mail)
     oidc: Oidc = Field(default_factory=Oidc)
+    retention: Retention = Field(default_factory=Retention)
     log: Log = Field(default_factory=Log)
 
     @property

@@ -14,7 +14,7 @@ from tenants.types import Person, PersonStatus
 EMAIL_MAX = 254
 
 
-def checked_email(text: str) -> str:
+def checked_email(text: str, *, param: str = "email") -> str:
     """Return the address in lower case, by which people are told apart.
 
     Raises:
@@ -24,7 +24,7 @@ def checked_email(text: str) -> str:
     local, _, domain = email.rpartition("@")
     printable = email.isprintable() and not any(letter.isspace() for letter in email)
     if not local or not domain or "@" in local or len(email) > EMAIL_MAX or not printable:
-        raise invalid("email", "This is not an e-mail address.")
+        raise invalid(param, "This is not an e-mail address.")
     return email
 
 

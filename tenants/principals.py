@@ -14,6 +14,8 @@ _KINDS = frozenset({"api_key", "project", "tenant"})
 
 
 def _refusal(row: PrincipalRow) -> str:
+    if row.tenant_status == Status.CLOSED:
+        return "TENANT_CLOSED"  # its keys are revoked too; this is why
     if row.revoked:
         return "KEY_REVOKED"
     if row.expired:

@@ -82,3 +82,7 @@ async def update(
 
 async def suspend(session: AsyncSession, tenant_id: UUID, project_id: UUID) -> Project:
     return await update(session, tenant_id, project_id, status=Status.SUSPENDED)
+
+
+async def resume(session: AsyncSession, tenant_id: UUID, project_id: UUID) -> Project:
+    return await update(session, tenant_id, project_id, status=Status.ACTIVE)

@@ -25,6 +25,21 @@ class TenantRow(Base):
     concurrency_limit: Mapped[int] = mapped_column(server_default="0")
     cache_seed: Mapped[bytes] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
+    closed_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    erased_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+
+
+class LegalProfileRow(Base):
+    __tablename__ = "legal_profile"
+
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
+    legal_name: Mapped[str] = mapped_column(Text, server_default="")
+    address: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default="{}")
+    country: Mapped[str] = mapped_column(Text, server_default="")
+    tax_id: Mapped[str] = mapped_column(Text, server_default="")
+    billing_email: Mapped[str] = mapped_column(Text, server_default="")
+    language: Mapped[str] = mapped_column(Text, server_default="en")
+    updated_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
 
 
 class ProjectRow(Base):

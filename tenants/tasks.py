@@ -1,11 +1,14 @@
 """What the worker does for tenants."""
 
+from datetime import timedelta
+
 from core.db import transaction
 from core.logging import get_logger
 from core.tasks import Periodic, Task, TaskContext
-from tenants import audit_anchor, audit_chain, audit_queries
+from tenants import audit, audit_anchor, audit_chain, audit_queries, closing
 from tenants.audit_anchor import Anchor
 from tenants.audit_chain import Finding, Head
+from tenants.types import SYSTEM
 
 AGAIN_MAX = 200_000  # older records looked at again in one run
 
@@ -40,4 +43,18 @@ def _report(context: TaskContext, finding: Finding | None, right: Head) -> None:
     context.figures.set("audit_verified_seq", "Number of the newest audit record found right.", right.seq)
 
 
-TASKS: tuple[Task, ...] = (Periodic("tenants.verify_audit", verify_audit, every_s=3600, timeout_s=1800),)
+async def erase_closed(context: TaskContext) -> None:
+    """Forget the people of tenants that closed long enough ago."""
+    keep = timedelta(days=context.settings.retention.closed_tenant_days)
+    async with transaction(context.sessions) as session:
+        erased = await closing.erase_due(session, now=context.clock.now(), keep=keep)
+        for tenant_id in erased:
+            audit.record(session, SYSTEM, "tenant.erase", tenant_id=tenant_id, target_id=tenant_id)
+    if erased:
+        log.info("tenants.erased", count=len(erased))
+
+
+TASKS: tuple[Task, ...] = (
+    Periodic("tenants.verify_audit", verify_audit, every_s=3600, timeout_s=1800),
+    Periodic("tenants.erase_closed", erase_closed, every_s=3600),
+)

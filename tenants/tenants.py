@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from core.db import record_config_change
+from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, new_uuid
 from core.money import Currency
 from tenants import queries
@@ -90,8 +91,16 @@ async def update(
     tz: str | None = None,
     concurrency_limit: int | None = None,
 ) -> Tenant:
-    """Change what is not None; gateways see it within a second of the commit."""
+    """Change what is not None; gateways see it within a second of the commit.
+
+    Raises:
+        PlatformError: not_found; conflict for a closed tenant, which stays as it is; invalid for a status or zone.
+    """
     row = await _row(session, tenant_id)
+    if row.status == Status.CLOSED:
+        raise PlatformError("TENANT_CLOSED", ErrorKind.CONFLICT, "This tenant is closed for good.")
+    if status is Status.CLOSED:
+        raise invalid("status", "A tenant is closed by its own route, which asks for its name.")
     if status is not None:
         row.status = status
     if tz is not None:
@@ -107,3 +116,7 @@ async def update(
 async def suspend(session: AsyncSession, tenant_id: UUID) -> Tenant:
     """Refuse all calls of the tenant until resumed; nothing is lost."""
     return await update(session, tenant_id, status=Status.SUSPENDED)
+
+
+async def resume(session: AsyncSession, tenant_id: UUID) -> Tenant:
+    return await update(session, tenant_id, status=Status.ACTIVE)

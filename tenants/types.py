@@ -58,10 +58,11 @@ class SignInMethod(StrEnum):
 
 
 class Status(StrEnum):
-    """Of a tenant or project. A suspended one keeps everything and may not call."""
+    """Of a tenant, project or member. A suspended one keeps everything and may not call; closed is a tenant's end."""
 
     ACTIVE = "active"
     SUSPENDED = "suspended"
+    CLOSED = "closed"
 
 
 class BillingMode(StrEnum):

@@ -1,15 +1,17 @@
-"""Members: their tenant."""
+"""Members: their organisation, its money, and its end."""
 
 from datetime import datetime
 
 from fastapi import APIRouter
 
-from api.deps import ReadSession, TenantId
+from api.billing_profiles import BillingProfileIn, BillingProfileOut, CloseIn, shown
+from api.deps import CurrentAct, CurrentServices, ReadSession, Session, TenantId
 from api.guard import GuardedRoute
+from api.money import Day, balance_of, usage_of
 from api.permissions import MY_TENANT
-from api.schemas import BillingModeName, CurrencyCode, Output, StatusName
+from api.schemas import BalanceOut, BillingModeName, CurrencyCode, Output, StatusName, UsageOut, problems
 from core.ids import IdKind, format_id
-from tenants import tenants
+from tenants import billing_profiles, closing, tenants
 from tenants.types import Tenant
 
 router = APIRouter(route_class=GuardedRoute, tags=["your organisation"])
@@ -42,3 +44,38 @@ def _out(tenant: Tenant) -> MyTenantOut:
 @router.get(MY_TENANT, summary="Read your organisation")
 async def get_my_tenant(tenant_id: TenantId, session: ReadSession) -> MyTenantOut:
     return _out(await tenants.get(session, tenant_id))
+
+
+@router.get(f"{MY_TENANT}/balance", summary="Read your organisation's balance")
+async def get_my_balance(tenant_id: TenantId, session: ReadSession) -> BalanceOut:
+    return await balance_of(session, tenant_id)
+
+
+@router.get(f"{MY_TENANT}/usage", summary="Read your organisation's usage by day and model", responses=problems(400))
+async def get_my_usage(
+    tenant_id: TenantId, session: ReadSession, services: CurrentServices, start: Day = None, end: Day = None
+) -> UsageOut:
+    return await usage_of(session, tenant_id, start, end, services.clock)
+
+
+@router.get(f"{MY_TENANT}/billing-profile", summary="Read your billing profile")
+async def get_my_billing_profile(tenant_id: TenantId, session: ReadSession) -> BillingProfileOut:
+    return shown(await billing_profiles.get(session, tenant_id))
+
+
+@router.put(f"{MY_TENANT}/billing-profile", summary="Replace your billing profile", responses=problems(400))
+async def put_my_billing_profile(
+    tenant_id: TenantId, body: BillingProfileIn, session: Session, act: CurrentAct, services: CurrentServices
+) -> BillingProfileOut:
+    changed = await billing_profiles.put(session, tenant_id, body.profile(), now=services.clock.now())
+    act.on(tenant_id)
+    return shown(changed)
+
+
+@router.post(f"{MY_TENANT}/close", status_code=204, summary="Close your organisation for good", responses=problems(400))
+async def close_my_tenant(
+    tenant_id: TenantId, body: CloseIn, session: Session, act: CurrentAct, services: CurrentServices
+) -> None:
+    """Revoke all keys. You can still read usage and invoices; nothing can be changed or undone."""
+    await closing.close(session, tenant_id, confirm_name=body.confirm_name, now=services.clock.now())
+    act.on(tenant_id)

@@ -23,6 +23,7 @@ _REFUSALS = {
     "KEY_EXPIRED": (ErrorKind.UNAUTHENTICATED, "This API key has expired. Use another one."),
     "PROJECT_SUSPENDED": (ErrorKind.FORBIDDEN, "The project of this API key is suspended."),
     "TENANT_SUSPENDED": (ErrorKind.FORBIDDEN, "The tenant of this API key is suspended."),
+    "TENANT_CLOSED": (ErrorKind.FORBIDDEN, "The tenant of this API key is closed."),
 }
 
 
