@@ -124,7 +124,7 @@ CurrentCaller = Annotated[Caller, Depends(get_caller)]
 CurrentServices = Annotated[Services, Depends(services_of)]
 
 
-def _path_id(kind: IdKind, name: str) -> Any:
+def path_id(kind: IdKind, name: str) -> Any:
     example = f"{kind.value}_019a0000000070008000000000000001"
 
     async def parse(text: Annotated[str, Path(alias=name, max_length=64, examples=[example])]) -> UUID:
@@ -133,15 +133,15 @@ def _path_id(kind: IdKind, name: str) -> Any:
     return Depends(parse)
 
 
-TenantId = Annotated[UUID, _path_id(IdKind.TENANT, "tenant_id")]
-ProjectId = Annotated[UUID, _path_id(IdKind.PROJECT, "project_id")]
-OperatorId = Annotated[UUID, _path_id(IdKind.OPERATOR, "operator_id")]
-KeyId = Annotated[UUID, _path_id(IdKind.API_KEY, "key_id")]
-BookId = Annotated[UUID, _path_id(IdKind.PRICE_BOOK, "book_id")]
-PriceVersionId = Annotated[UUID, _path_id(IdKind.PRICE_VERSION, "price_version_id")]
-ModelId = Annotated[UUID, _path_id(IdKind.MODEL, "model_id")]
-DeploymentId = Annotated[UUID, _path_id(IdKind.DEPLOYMENT, "deployment_id")]
-GenerationId = Annotated[UUID, _path_id(IdKind.GENERATION, "generation_id")]
+TenantId = Annotated[UUID, path_id(IdKind.TENANT, "tenant_id")]
+ProjectId = Annotated[UUID, path_id(IdKind.PROJECT, "project_id")]
+OperatorId = Annotated[UUID, path_id(IdKind.OPERATOR, "operator_id")]
+KeyId = Annotated[UUID, path_id(IdKind.API_KEY, "key_id")]
+BookId = Annotated[UUID, path_id(IdKind.PRICE_BOOK, "book_id")]
+PriceVersionId = Annotated[UUID, path_id(IdKind.PRICE_VERSION, "price_version_id")]
+ModelId = Annotated[UUID, path_id(IdKind.MODEL, "model_id")]
+DeploymentId = Annotated[UUID, path_id(IdKind.DEPLOYMENT, "deployment_id")]
+GenerationId = Annotated[UUID, path_id(IdKind.GENERATION, "generation_id")]
 
 
 @dataclass(frozen=True, slots=True)

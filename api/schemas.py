@@ -20,8 +20,6 @@ PositiveAmount = Annotated[
     StringConstraints(pattern=r"^[0-9]{1,26}(\.[0-9]{1,12})?$"),
     Field(description="A decimal with at most 12 decimals, as a string.", examples=["12.50"]),
 ]
-Limit = Annotated[int, Field(ge=0, le=1_000_000, description="0 means none.")]
-RateLimit = Annotated[int, Field(ge=0, le=10_000_000, description="Requests per minute; 0 means no limit.")]
 CurrencyCode = Literal["USD", "CNY"]
 TierName = Literal["batch", "standard", "priority"]
 Count = Annotated[int, Field(ge=0)]

@@ -22,8 +22,8 @@ from core.clock import SystemClock
 from core.money import Currency
 from core.settings import Settings
 from core.tiers import Tier
-from tenants import api_keys, credentials, projects, tenants
-from tenants.types import KeyLimits
+from tenants import api_keys, credentials, limits, plans, projects, tenants
+from tenants.types import LimitLevel, LimitMetric, LimitSlot
 
 KEYS = 10_000
 SEED = 20260
@@ -91,19 +91,28 @@ async def _models(session: AsyncSession, settings: Settings, now: datetime) -> N
 async def _callers(session: AsyncSession, settings: Settings) -> None:
     pepper = credentials.pepper_of(settings.secrets)
     full, unlimited, many = keys()
-    limits = KeyLimits(rpm_limit=RPM, concurrency_limit=CONCURRENCY)
-    tenant = await _tenant(session, "limited", CONCURRENCY)
-    project = await projects.create(session, tenant, name="bench", rpm_limit=RPM, concurrency_limit=CONCURRENCY)
+    tenant = await _tenant(session, "limited")
+    await _limit(session, LimitSlot(LimitLevel.TENANT, LimitMetric.CONCURRENCY, tenant_id=tenant))
+    for level in (LimitLevel.PROJECT, LimitLevel.KEY):
+        for metric in (LimitMetric.REQUESTS_PER_MINUTE, LimitMetric.CONCURRENCY):
+            await _limit(session, LimitSlot(level, metric, tenant_id=tenant))
+    project = await projects.create(session, tenant, name="bench")
     for number, secret in enumerate([full, *many]):
         name = f"key {number}"
-        await api_keys.create(session, tenant, project.id, name=name, pepper=pepper, limits=limits, secret=secret)
-    free = await _tenant(session, "unlimited", 0)
+        await api_keys.create(session, tenant, project.id, name=name, pepper=pepper, secret=secret)
+    free = await _tenant(session, "unlimited")
+    await plans.put_tenant(session, free, (await plans.create(session, name="without limits")).id)
     project = await projects.create(session, free, name="bench")
     await api_keys.create(session, free, project.id, name="key", pepper=pepper, secret=unlimited)
 
 
-async def _tenant(session: AsyncSession, name: str, concurrency_limit: int) -> UUID:
-    tenant = await tenants.create(session, name=name, currency=Currency.USD, concurrency_limit=concurrency_limit)
+async def _limit(session: AsyncSession, slot: LimitSlot) -> None:
+    amount = CONCURRENCY if slot.metric is LimitMetric.CONCURRENCY else RPM
+    await limits.set_limit(session, slot, amount, limits.system_why("bench", SystemClock()))
+
+
+async def _tenant(session: AsyncSession, name: str) -> UUID:
+    tenant = await tenants.create(session, name=name, currency=Currency.USD)
     await ledger.open_tenant(session, tenant.id, Currency.USD)
     await billing_credits.top_up(session, tenant.id, CREDIT_UNITS * PICO, idempotency_key="bench", actor="bench")
     return tenant.id

@@ -152,8 +152,24 @@ async def load_served(session: AsyncSession) -> dict[str, ServedModel]:
             sealed_credential=deployment.sealed_credential,
             created_at_s=int(model.created_at.timestamp()),
             owned_by=model.owned_by,
+            model_name=model.name,
         )
     return found
+
+
+async def own_name(session: AsyncSession, name: str) -> str:
+    """Return the own name of the model that a public name leads to.
+
+    Raises:
+        PlatformError: kind not_found, there is no model of that name.
+    """
+    model_id = await queries.alias_model(session, name)
+    found = (
+        await queries.model_named(session, name) if model_id is None else await queries.model_by_id(session, model_id)
+    )
+    if found is None:
+        raise PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, f"There is no model {name[:100]!r}.", param="model")
+    return found.name
 
 
 async def _model(session: AsyncSession, model_id: UUID) -> ModelRow:

@@ -47,6 +47,7 @@ class ServedModel(msgspec.Struct, frozen=True, gc=False):
     sealed_credential: bytes = b""  # external only
     created_at_s: int = 0
     owned_by: str = "tidegate"
+    model_name: str = ""  # the model's own name, which limits name; callers may use another one
 
 
 class Temperature(StrEnum):

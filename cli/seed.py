@@ -20,7 +20,6 @@ from core.money import Currency, parse_pico
 from core.settings import Settings
 from core.tiers import Tier
 from tenants import api_keys, operators, projects, tenants
-from tenants.types import DEFAULT_RPM, KeyLimits
 
 TENANT = "demo"
 OPERATOR = "admin"
@@ -79,7 +78,6 @@ async def _people(session: AsyncSession, secrets: HomeSecrets, pepper: bytes) ->
         name="demo",
         pepper=pepper,
         secret=secrets.api_key,
-        limits=KeyLimits(rpm_limit=DEFAULT_RPM),
     )
     await ledger.open_tenant(session, tenant.id, Currency.USD)
     await top_up(

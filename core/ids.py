@@ -16,6 +16,10 @@ class IdKind(StrEnum):
 
     TENANT = "ten"
     PROJECT = "prj"
+    PLAN = "pln"
+    LIMIT = "lim"
+    LIMIT_CHANGE = "lch"
+    LIMIT_REQUEST = "lrq"
     API_KEY = "key"
     OPERATOR = "opr"
     PERSON = "per"

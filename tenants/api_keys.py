@@ -59,8 +59,6 @@ def _api_key(row: ApiKeyRow) -> ApiKey:
         tier_max=Tier(row.tier_max),
         model_patterns=tuple(row.model_patterns),
         allowed_networks=tuple(row.allowed_networks),
-        rpm_limit=row.rpm_limit,
-        concurrency_limit=row.concurrency_limit,
         expires_at=row.expires_at,
     )
     return ApiKey(
@@ -115,8 +113,6 @@ async def create(
         tier_max=int(wanted.tier_max),
         model_patterns=list(wanted.model_patterns),
         allowed_networks=list(wanted.allowed_networks),
-        rpm_limit=wanted.rpm_limit,
-        concurrency_limit=wanted.concurrency_limit,
         expires_at=wanted.expires_at,
     )
     session.add(row)

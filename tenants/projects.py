@@ -19,8 +19,6 @@ def _project(row: ProjectRow) -> Project:
         tenant_id=row.tenant_id,
         name=row.name,
         status=Status(row.status),
-        rpm_limit=row.rpm_limit,
-        concurrency_limit=row.concurrency_limit,
         created_at=row.created_at,
     )
 
@@ -32,18 +30,14 @@ async def _row(session: AsyncSession, tenant_id: UUID, project_id: UUID) -> Proj
     return row
 
 
-async def create(
-    session: AsyncSession, tenant_id: UUID, *, name: str, rpm_limit: int = 0, concurrency_limit: int = 0
-) -> Project:
+async def create(session: AsyncSession, tenant_id: UUID, *, name: str) -> Project:
     """Make a project.
 
     Raises:
         PlatformError: not_found for an unknown tenant, conflict for a name the tenant has already.
     """
     await tenants.get(session, tenant_id)
-    row = ProjectRow(
-        id=new_uuid(), tenant_id=tenant_id, name=name, rpm_limit=rpm_limit, concurrency_limit=concurrency_limit
-    )
+    row = ProjectRow(id=new_uuid(), tenant_id=tenant_id, name=name)
     await queries.insert_named(session, row, "project of this tenant")
     return _project(row)
 
@@ -57,23 +51,11 @@ async def list_projects(session: AsyncSession, tenant_id: UUID, *, after: UUID |
     return [_project(row) for row in await queries.projects(session, tenant_id, after, limit)]
 
 
-async def update(
-    session: AsyncSession,
-    tenant_id: UUID,
-    project_id: UUID,
-    *,
-    status: Status | None = None,
-    rpm_limit: int | None = None,
-    concurrency_limit: int | None = None,
-) -> Project:
+async def update(session: AsyncSession, tenant_id: UUID, project_id: UUID, *, status: Status | None = None) -> Project:
     """Change what is not None; gateways see it within a second of the commit."""
     row = await _row(session, tenant_id, project_id)
     if status is not None:
         row.status = status
-    if rpm_limit is not None:
-        row.rpm_limit = rpm_limit
-    if concurrency_limit is not None:
-        row.concurrency_limit = concurrency_limit
     if session.is_modified(row):
         await session.flush()
         await record_config_change(session, "project", project_id)

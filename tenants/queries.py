@@ -10,6 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tenants.errors import name_taken
+from tenants.limit_tables import PlanRow
 from tenants.tables import ApiKeyRow, OperatorRow, OperatorTokenRow, ProjectRow, TenantRow
 
 UNIQUE_VIOLATION = "23505"
@@ -37,21 +38,20 @@ def _principals(*where: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
             ApiKeyRow.model_patterns,
             ApiKeyRow.allowed_networks,
             ApiKeyRow.expires_at,
-            ApiKeyRow.rpm_limit,
-            ApiKeyRow.concurrency_limit,
             ApiKeyRow.revoked_at.is_not(None).label("revoked"),
             _IS_EXPIRED.label("expired"),
             _IS_FORGOTTEN.label("forgotten"),
             ProjectRow.status.label("project_status"),
-            ProjectRow.rpm_limit.label("project_rpm"),
-            ProjectRow.concurrency_limit.label("project_concurrency"),
             TenantRow.status.label("tenant_status"),
             TenantRow.currency,
-            TenantRow.concurrency_limit.label("tenant_concurrency"),
             TenantRow.cache_seed,
+            TenantRow.tz,
+            TenantRow.plan_id,
+            PlanRow.price_book_id,
         )
         .join(ProjectRow, ProjectRow.id == ApiKeyRow.project_id)
         .join(TenantRow, TenantRow.id == ApiKeyRow.tenant_id)
+        .join(PlanRow, PlanRow.id == TenantRow.plan_id)
         .where(*where)
     )
 

@@ -22,7 +22,7 @@ class TenantRow(Base):
     tz: Mapped[str] = mapped_column(Text, server_default="UTC")
     status: Mapped[str] = mapped_column(Text, server_default="active")
     billing_mode: Mapped[str] = mapped_column(Text, server_default="prepaid")
-    concurrency_limit: Mapped[int] = mapped_column(server_default="0")
+    plan_id: Mapped[UUID] = mapped_column(ForeignKey("plan.id"))
     cache_seed: Mapped[bytes] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
     closed_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
@@ -49,8 +49,6 @@ class ProjectRow(Base):
     tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenant.id"))
     name: Mapped[str] = mapped_column(Text)
     status: Mapped[str] = mapped_column(Text, server_default="active")
-    rpm_limit: Mapped[int] = mapped_column(server_default="0")
-    concurrency_limit: Mapped[int] = mapped_column(server_default="0")
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
 
 
@@ -69,8 +67,6 @@ class ApiKeyRow(Base):
     tier_max: Mapped[int] = mapped_column(SmallInteger, server_default="2")
     model_patterns: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default="{}")
     allowed_networks: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default="{}")
-    rpm_limit: Mapped[int] = mapped_column(server_default="0")
-    concurrency_limit: Mapped[int] = mapped_column(server_default="0")
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
     expires_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     revoked_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))

@@ -14,7 +14,7 @@ from core.money import Currency
 from tenants import queries
 from tenants.errors import invalid, not_found
 from tenants.tables import TenantRow
-from tenants.types import BillingMode, Status, Tenant
+from tenants.types import DEFAULT_PLAN_ID, BillingMode, Status, Tenant
 
 CACHE_SEED_BYTES = 32
 
@@ -27,7 +27,7 @@ def _tenant(row: TenantRow) -> Tenant:
         tz=row.tz,
         status=Status(row.status),
         billing_mode=BillingMode(row.billing_mode),
-        concurrency_limit=row.concurrency_limit,
+        plan_id=row.plan_id,
         created_at=row.created_at,
     )
 
@@ -54,7 +54,6 @@ async def create(
     currency: Currency,
     tz: str = "UTC",
     billing_mode: BillingMode = BillingMode.PREPAID,
-    concurrency_limit: int = 0,
 ) -> Tenant:
     """Make a tenant; its ledger accounts are opened by `billing.ledger.open_tenant` in the same transaction.
 
@@ -67,7 +66,7 @@ async def create(
         currency=currency,
         tz=_checked_zone(tz),
         billing_mode=billing_mode,
-        concurrency_limit=concurrency_limit,
+        plan_id=DEFAULT_PLAN_ID,
         cache_seed=secrets.token_bytes(CACHE_SEED_BYTES),
     )
     await queries.insert_named(session, row, "tenant")
@@ -84,12 +83,7 @@ async def list_tenants(session: AsyncSession, *, after: UUID | None, limit: int)
 
 
 async def update(
-    session: AsyncSession,
-    tenant_id: UUID,
-    *,
-    status: Status | None = None,
-    tz: str | None = None,
-    concurrency_limit: int | None = None,
+    session: AsyncSession, tenant_id: UUID, *, status: Status | None = None, tz: str | None = None
 ) -> Tenant:
     """Change what is not None; gateways see it within a second of the commit.
 
@@ -105,8 +99,6 @@ async def update(
         row.status = status
     if tz is not None:
         row.tz = _checked_zone(tz)
-    if concurrency_limit is not None:
-        row.concurrency_limit = concurrency_limit
     if session.is_modified(row):
         await session.flush()
         await record_config_change(session, "tenant", tenant_id)

@@ -10,6 +10,9 @@ import msgspec
 from core.money import Currency
 from core.tiers import Tier
 
+DEFAULT_PLAN_ID = UUID("00000000-0000-7000-8000-000000000001")
+"""What a new tenant is on: the plan that the migration made."""
+
 
 class Scope(StrEnum):
     """What an API key may be used for."""
@@ -119,10 +122,45 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
     model: str = ""
 
 
+class LimitAuthor(StrEnum):
+    """Who set a rule. Operators and the tenant set theirs apart, and the lower of the two holds."""
+
+    OPERATOR = "operator"
+    TENANT = "tenant"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSlot:
+    """What a rule is about. A tenant or a plan owns it; there is at most one amount for each slot.
+
+    Level project without `project_id` means every project of the owner, likewise keys.
+    """
+
+    level: LimitLevel
+    metric: LimitMetric
+    mode: LimitMode = LimitMode.HARD
+    model: str = ""  # a model's own name; empty for all models together
+    project_id: UUID | None = None
+    key_id: UUID | None = None
+    author: LimitAuthor = LimitAuthor.OPERATOR
+    tenant_id: UUID | None = None
+    plan_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRule:
+    """A slot with its amount: a count, or pico for spend. 0 allows nothing; no rule, no limit."""
+
+    id: UUID
+    slot: LimitSlot
+    amount: int
+    updated_at: datetime
+
+
 class Principal(msgspec.Struct, frozen=True, gc=False):
     """An API key with all that a request needs to know of its key, project and tenant.
 
-    A limit of 0 means none. `model_patterns` are shell patterns on public model names; empty means every model.
+    `model_patterns` are shell patterns on public model names; empty means every model.
     `refusal` is the error code of a key that is known but may not call (``KEY_REVOKED``, ``KEY_EXPIRED``,
     ``PROJECT_SUSPENDED``, ``TENANT_SUSPENDED``), else empty.
     """
@@ -137,20 +175,17 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     model_patterns: tuple[str, ...] = ()
     allowed_networks: tuple[str, ...] = ()
     expires_at_us: int = 0
-    key_rpm: int = 0
-    key_concurrency: int = 0
-    project_rpm: int = 0
-    project_concurrency: int = 0
-    tenant_concurrency: int = 0
     limits: tuple[Limit, ...] = ()  # of key, project and tenant, plan and overrides already merged
     tz: str = "UTC"  # of the tenant: its days and months
+    plan_id: UUID | None = None
+    price_book_id: UUID | None = None  # of the plan, when it has prices of its own
     cache_salt: str = ""  # per tenant, from a secret: keeps prefix caches of tenants apart
     refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A customer. `tz` is an IANA time zone; `concurrency_limit` 0 means none."""
+    """A customer. `tz` is an IANA time zone."""
 
     id: UUID
     name: str
@@ -158,40 +193,31 @@ class Tenant:
     tz: str
     status: Status
     billing_mode: BillingMode
-    concurrency_limit: int
+    plan_id: UUID
     created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A part of a tenant that keys belong to. A limit of 0 means none."""
+    """A part of a tenant that keys belong to."""
 
     id: UUID
     tenant_id: UUID
     name: str
     status: Status
-    rpm_limit: int
-    concurrency_limit: int
     created_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a new key may do. A limit of 0 means none; no patterns mean every model; no networks mean from anywhere."""
+    """What a new key may do. No patterns mean every model; no networks mean from anywhere."""
 
     scopes: frozenset[Scope] = DEFAULT_SCOPES
     tier_default: Tier = Tier.STANDARD
     tier_max: Tier = Tier.PRIORITY
     model_patterns: tuple[str, ...] = ()
     allowed_networks: tuple[str, ...] = ()
-    rpm_limit: int = 0
-    concurrency_limit: int = 0
     expires_at: datetime | None = None
-
-
-DEFAULT_RPM = 600_000
-"""What a key made without a word about it may do: more than one gateway core serves, so that nobody meets it by chance,
-and yet a limit, so that its answers show how much is left."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from pydantic import Field, StringConstraints
 from api.deps import CurrentAct, CurrentPaging, CurrentServices, KeyId, ProjectId, ReadSession, Session, TenantId
 from api.guard import GuardedRoute
 from api.permissions import TENANT
-from api.schemas import Input, Instant, Limit, Name, Output, RateLimit, ScopeName, TierName
+from api.schemas import Input, Instant, Name, Output, ScopeName, TierName
 from core.ids import IdKind, format_id
 from core.pagination import page_of
 from core.tiers import Tier
 from tenants import api_keys, tenants
 from tenants.errors import invalid
-from tenants.types import DEFAULT_RPM, DEFAULT_SCOPES, ApiKey, KeyLimits
+from tenants.types import DEFAULT_SCOPES, ApiKey, KeyLimits
 
 router = APIRouter(route_class=GuardedRoute, tags=["API keys"])
 
@@ -36,8 +36,6 @@ class ApiKeyIn(Input):
     allowed_networks: list[Network] = Field(
         default_factory=list, max_length=64, description="CIDR networks; none means from anywhere."
     )
-    rpm_limit: RateLimit = DEFAULT_RPM
-    concurrency_limit: Limit = 0
     expires_at: Instant | None = None
 
 
@@ -55,8 +53,6 @@ class ApiKeyOut(Output):
     tier_max: TierName
     model_patterns: list[str]
     allowed_networks: list[str]
-    rpm_limit: int
-    concurrency_limit: int
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
@@ -96,8 +92,6 @@ def _out(key: ApiKey) -> ApiKeyOut:
         tier_max=_tier_name(limits.tier_max),
         model_patterns=list(limits.model_patterns),
         allowed_networks=list(limits.allowed_networks),
-        rpm_limit=limits.rpm_limit,
-        concurrency_limit=limits.concurrency_limit,
         created_at=key.created_at,
         expires_at=limits.expires_at,
         revoked_at=key.revoked_at,
@@ -112,8 +106,6 @@ def _limits(body: ApiKeyIn) -> KeyLimits:
         tier_max=Tier[body.tier_max.upper()],
         model_patterns=tuple(body.model_patterns),
         allowed_networks=tuple(body.allowed_networks),
-        rpm_limit=body.rpm_limit,
-        concurrency_limit=body.concurrency_limit,
         expires_at=body.expires_at,
     )
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from api.deps import CurrentAct, CurrentPaging, ProjectId, ReadSession, Session, TenantId, changed
 from api.guard import GuardedRoute
 from api.permissions import TENANT
-from api.schemas import Input, Limit, Name, Output, RateLimit, StatusName, problems
+from api.schemas import Input, Name, Output, StatusName, problems
 from core.ids import IdKind, format_id
 from core.pagination import page_of
 from tenants import projects, tenants
@@ -20,16 +20,12 @@ class ProjectIn(Input):
     """A new project."""
 
     name: Name
-    rpm_limit: RateLimit = 0
-    concurrency_limit: Limit = 0
 
 
 class ProjectChange(Input):
     """What is left out stays."""
 
     status: StatusName | None = None
-    rpm_limit: RateLimit | None = None
-    concurrency_limit: Limit | None = None
 
 
 class ProjectOut(Output):
@@ -39,8 +35,6 @@ class ProjectOut(Output):
     tenant_id: str
     name: str
     status: StatusName
-    rpm_limit: int
-    concurrency_limit: int
     created_at: datetime
 
 
@@ -57,21 +51,13 @@ def _out(project: Project) -> ProjectOut:
         tenant_id=format_id(IdKind.TENANT, project.tenant_id),
         name=project.name,
         status=project.status,
-        rpm_limit=project.rpm_limit,
-        concurrency_limit=project.concurrency_limit,
         created_at=project.created_at,
     )
 
 
 @router.post(f"{TENANT}/projects", status_code=201, summary="Create a project", responses=problems(409))
 async def create_project(tenant_id: TenantId, body: ProjectIn, session: Session, act: CurrentAct) -> ProjectOut:
-    project = await projects.create(
-        session,
-        tenant_id,
-        name=body.name,
-        rpm_limit=body.rpm_limit,
-        concurrency_limit=body.concurrency_limit,
-    )
+    project = await projects.create(session, tenant_id, name=body.name)
     act.on(project.id, name=project.name)
     return _out(project)
 
@@ -96,17 +82,8 @@ async def get_project(tenant_id: TenantId, project_id: ProjectId, session: ReadS
 async def update_project(
     tenant_id: TenantId, project_id: ProjectId, body: ProjectChange, session: Session, act: CurrentAct
 ) -> ProjectOut:
-    """Suspend or resume a project, change its limits. Gateways follow within a second."""
+    """Suspend or resume a project. Gateways follow within a second."""
     before = _out(await projects.get(session, tenant_id, project_id))
-    after = _out(
-        await projects.update(
-            session,
-            tenant_id,
-            project_id,
-            status=body.status,
-            rpm_limit=body.rpm_limit,
-            concurrency_limit=body.concurrency_limit,
-        )
-    )
+    after = _out(await projects.update(session, tenant_id, project_id, status=body.status))
     act.on(project_id, **changed(before, after))
     return after

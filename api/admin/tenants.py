@@ -9,7 +9,7 @@ from pydantic import Field
 from api.deps import CurrentAct, CurrentPaging, ReadSession, Session, TenantId, changed
 from api.guard import GuardedRoute
 from api.permissions import ADMIN, TENANT
-from api.schemas import BillingModeName, CurrencyCode, Input, Limit, Name, Output, PositiveAmount, StatusName, problems
+from api.schemas import BillingModeName, CurrencyCode, Input, Name, Output, PositiveAmount, StatusName, problems
 from billing import ledger
 from billing.types import BillingMode as LedgerMode
 from core.ids import IdKind, format_id
@@ -31,7 +31,6 @@ class TenantIn(Input):
     tz: Zone = "UTC"
     billing_mode: BillingModeName = BillingMode.PREPAID
     credit_limit: PositiveAmount = Field("0", description="How far a postpaid tenant may go; 0 for prepaid.")
-    concurrency_limit: Limit = 0
 
 
 class TenantChange(Input):
@@ -39,7 +38,6 @@ class TenantChange(Input):
 
     status: StatusName | None = None
     tz: Zone | None = None
-    concurrency_limit: Limit | None = None
 
 
 class TenantOut(Output):
@@ -51,7 +49,7 @@ class TenantOut(Output):
     tz: str
     status: StatusName
     billing_mode: BillingModeName
-    concurrency_limit: int
+    plan_id: str
     created_at: datetime
 
 
@@ -70,7 +68,7 @@ def _out(tenant: Tenant) -> TenantOut:
         tz=tenant.tz,
         status=tenant.status,
         billing_mode=tenant.billing_mode,
-        concurrency_limit=tenant.concurrency_limit,
+        plan_id=format_id(IdKind.PLAN, tenant.plan_id),
         created_at=tenant.created_at,
     )
 
@@ -84,7 +82,6 @@ async def create_tenant(body: TenantIn, session: Session, act: CurrentAct) -> Te
         currency=Currency(body.currency),
         tz=body.tz,
         billing_mode=body.billing_mode,
-        concurrency_limit=body.concurrency_limit,
     )
     await ledger.open_tenant(
         session,
@@ -114,12 +111,8 @@ async def get_tenant(tenant_id: TenantId, session: ReadSession) -> TenantOut:
 
 @router.patch(TENANT, summary="Change a tenant")
 async def update_tenant(tenant_id: TenantId, body: TenantChange, session: Session, act: CurrentAct) -> TenantOut:
-    """Suspend or resume a tenant, change its time zone or limit. Gateways follow within a second."""
+    """Suspend or resume a tenant, or change its time zone. Gateways follow within a second."""
     before = _out(await tenants.get(session, tenant_id))
-    after = _out(
-        await tenants.update(
-            session, tenant_id, status=body.status, tz=body.tz, concurrency_limit=body.concurrency_limit
-        )
-    )
+    after = _out(await tenants.update(session, tenant_id, status=body.status, tz=body.tz))
     act.on(tenant_id, **changed(before, after))
     return after

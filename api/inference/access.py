@@ -1,5 +1,6 @@
 """Stages one and two of `pipeline.serve`: who calls, and what they get. Reads memory only."""
 
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from ipaddress import ip_address, ip_network
 
@@ -18,6 +19,7 @@ from tenants.types import Principal
 
 SCOPE = "inference"
 NAMES_SHOWN = 50
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _REFUSALS = {
     "KEY_REVOKED": (ErrorKind.UNAUTHENTICATED, "This API key was revoked. Use another one."),
     "KEY_EXPIRED": (ErrorKind.UNAUTHENTICATED, "This API key has expired. Use another one."),
@@ -108,7 +110,9 @@ def _resolve(directory: Directory, admission: Admission, principal: Principal, c
             param="service_tier",
         )
     schedule, until_us = _price(directory, principal, model, tier, now_us)
-    demands = quotas.demands(principal, model)
+    now = EPOCH + timedelta(microseconds=now_us)
+    demands = quotas.demands(principal, model, now)
+    until_us = min(until_us, quotas.until_us(principal, now))
     prepared = admission.prepare(demands)
     fields = engine_fields(principal, model, tier, call.endpoint)
     return Offer(principal, model, tier, schedule, until_us, prepared, fields, bool(demands))

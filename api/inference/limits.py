@@ -1,15 +1,17 @@
 """The x-ratelimit headers: exact on what was admitted or refused by a limit, else as this replica last saw them."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from uuid import UUID
 
 from api.inference.ports import LimitState
-from core.demand import DemandKind
+from core.demand import DemandKind, Unit
 from core.errors import PlatformError
 from tenants import quotas
 from tenants.types import Principal
 
 KEYS_MAX = 50_000
+WHENEVER = datetime(1970, 1, 2, tzinfo=UTC)  # rates and concurrencies do not depend on the day
 RATE_LINES, CONCURRENCY_LINES = (  # limit, remaining, reset in s
     b"X-Ratelimit-Limit-%b: %%d\r\nX-Ratelimit-Remaining-%b: %%d\r\nX-Ratelimit-Reset-%b: %%ds\r\n" % (3 * (name,))
     for name in (b"Requests", b"Concurrency")
@@ -44,8 +46,8 @@ class SeenLimits:
         if kind is not None and error is not None:
             lines.append(_lines(kind, error.fields["limit"], 0, error.retry_after_s or 1))
         nearest: tuple[int, int, int] | None = None  # remaining, limit, reset
-        for demand in quotas.limits(principal) if kind is not DemandKind.RATE else ():
-            if demand.kind is DemandKind.RATE:
+        for demand in quotas.limits(principal, WHENEVER) if kind is not DemandKind.RATE else ():
+            if demand.kind is DemandKind.RATE and demand.unit is Unit.REQUEST and demand.enforced:
                 seen = known.get(demand.counter)
                 fresh = seen is not None and at + seen.reset_s > now
                 remaining = min(seen.remaining, demand.limit) if seen is not None and fresh else demand.limit

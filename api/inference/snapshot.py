@@ -27,7 +27,7 @@ from tenants import principals
 POLL_S = 0.25
 QUIET_S = 5.0  # a look that takes longer means the connection is dead
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 1.0
-_KEYS = frozenset({"api_key", "project", "tenant"})
+SLICE = 2_000  # keys looked at before other work has its turn
 
 _log = structlog.get_logger("gateway")
 
@@ -114,14 +114,20 @@ class Follower:
         touched = {(kind, entity) for _, kind, entity in changes}
         async with transaction(self._sessions) as session:
             patch: dict[bytes, Any] = {}
+            limits: list[principals.LimitPatch] = []
             for kind, entity in touched:
-                if kind in _KEYS:
+                if kind in principals.KEY_KINDS:
                     patch.update(await principals.load_changed(session, kind, entity))
+            for kind, entity in touched:
+                if kind in principals.LIMIT_KINDS:
+                    limits.append(await principals.load_limits(session, kind, entity))
         for digest, principal in patch.items():
             if principal is None:
                 directory.principals.pop(digest, None)
             else:
                 directory.principals[digest] = principal
+        if limits:
+            await self._change_limits(limits)
         kinds = {kind for kind, _ in touched}
         if "catalog" in kinds:
             await self._load_catalog()
@@ -130,6 +136,18 @@ class Follower:
         directory.changed()
         directory.revision = changes[-1][0]
         self._metrics.add("config_reloads_total")
+
+    async def _change_limits(self, limits: list[principals.LimitPatch]) -> None:
+        """Give the keys that are known their new limits, slice by slice: there may be a hundred thousand."""
+        known = self._directory.principals
+        for place, digest in enumerate(list(known), 1):
+            principal = known.get(digest)
+            if principal is not None:
+                for patch in limits:
+                    principal = patch.apply(principal)
+                known[digest] = principal
+            if place % SLICE == 0:
+                await asyncio.sleep(0)
 
     async def _load_catalog(self) -> None:
         async with transaction(self._sessions) as session:

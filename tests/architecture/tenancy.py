@@ -15,6 +15,11 @@ ACROSS_TENANTS = {
     "tenants/tenant_queries.py:tenants_to_erase": "the worker walks all closed tenants",
     "tenants/people_queries.py:members_of_person": "who signs in sees their memberships everywhere",
     "tenants/people_queries.py:insert_member": "the row brings its tenant",
+    "tenants/limit_queries.py:all_rules": "gateways load every limit",
+    "tenants/limit_queries.py:rules_on_plan": "gateways follow a changed plan, whatever tenants are on it",
+    "tenants/limit_queries.py:plan_rule": "a plan's rule has no tenant",
+    "tenants/limit_queries.py:plan_changes": "a plan's history has no tenant",
+    "tenants/limit_queries.py:plan_change": "a plan's history has no tenant",
     "billing/queries.py:put_items": "price items are the platform's; a tenant override names its tenant",
     "billing/queries.py:copy_items": "a new draft begins with all items",
     "billing/queries.py:items": "a price version whole, for operators and the price table",
@@ -27,7 +32,11 @@ ACROSS_TENANTS = {
 def owned_tables() -> dict[str, str]:
     """Return mapped class → table name of everything that has a tenant_id."""
     owned = {}
-    for path in (ROOT / "tenants/tables.py", ROOT / "billing/tables.py"):
+    for path in (
+        ROOT / "tenants/tables.py",
+        ROOT / "tenants/limit_tables.py",
+        ROOT / "billing/tables.py",
+    ):
         for node in ast.parse(path.read_text("utf-8")).body:
             if not isinstance(node, ast.ClassDef):
                 continue

@@ -359,7 +359,7 @@ async def test_a_key_sees_the_models_it_may_use_and_no_others(fleet: Fleet, gate
 
 
 async def test_every_answer_shows_the_limits_of_its_key(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
-    customer = await fleet.customer("1", rpm_limit=4)
+    customer = await fleet.customer("1", limits={"requests_per_minute": 4})
     asked = [
         body("x"),
         body("x", stream=True),
@@ -397,7 +397,7 @@ async def test_a_key_made_without_limits_has_a_limit_to_show(fleet: Fleet, gatew
 
 
 async def test_one_request_at_a_time(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
-    customer = await fleet.customer("1", concurrency_limit=1)
+    customer = await fleet.customer("1", limits={"concurrency": 1})
     slow = body("[[sim fault=stall at=3]]", stream=True)
     async with gateways[0].stream("POST", CHAT, content=slow, headers=customer.headers) as first:
         assert first.headers["x-ratelimit-remaining-concurrency"] == "0"

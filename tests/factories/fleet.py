@@ -106,10 +106,17 @@ class Fleet:
         draft = await self.create(f"/price-books/{book['id']}/versions", items=items)
         (await self.operator.post(f"{ADMIN}/price-versions/{draft['id']}/publish", json={})).raise_for_status()
 
-    async def customer(self, credit: str = "10", *, project: dict[str, Any] | None = None, **key: Any) -> Customer:
-        """Make a tenant with credit and a key that every gateway knows."""
+    async def limit(self, path: str, **limit: Any) -> None:
+        """Set a limit of whatever stands at the path."""
+        answer = await self.operator.put(f"{ADMIN}{path}/limits", json={"reason": "test", **limit})
+        assert answer.status_code == 200, answer.text
+
+    async def customer(self, credit: str = "10", *, limits: dict[str, Any] | None = None, **key: Any) -> Customer:
+        """Make a tenant with credit and a key that every gateway knows; `limits` are its key's hard ones, by metric."""
         tenant = (await self.create("/tenants", name=f"tenant {uuid4().hex}", currency="USD"))["id"]
-        made = (await self.create(f"/tenants/{tenant}/projects", name="main", **(project or {})))["id"]
+        for metric, amount in (limits or {}).items():  # before the key: whoever knows the key knows them
+            await self.limit(f"/tenants/{tenant}", level="key", metric=metric, amount=amount)
+        made = (await self.create(f"/tenants/{tenant}/projects", name="main"))["id"]
         created = await self.create(f"/tenants/{tenant}/projects/{made}/keys", name="first", **key)
         if credit != "0":
             await self.create(f"/tenants/{tenant}/credits", amount=credit)

@@ -31,7 +31,8 @@ from engine.client import UpstreamPool
 from engine.tls_client import TlsClient, UpstreamClient
 from knative.types import DeploymentState, Endpoint, ReplicaState
 from tenants.api_keys import digest, mint
-from tenants.types import Principal
+from tenants.types import Limit as KeyLimit
+from tenants.types import LimitLevel, LimitMetric, Principal
 
 PEPPER = b"p" * 32
 MILLION = 1_000_000
@@ -182,6 +183,11 @@ def principal(**changes: Any) -> Principal:
         "cache_salt": "salt",
     }
     return Principal(**(values | changes))
+
+
+def rpm(amount: int, level: LimitLevel = LimitLevel.KEY) -> tuple[KeyLimit, ...]:
+    """A hard limit of requests per minute."""
+    return (KeyLimit(level, LimitMetric.REQUESTS_PER_MINUTE, amount),)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from core.errors import ErrorKind, PlatformError
 from core.settings import Gateway as GatewaySettings
 from core.tiers import Tier
 from core.usage import TokenUsage
-from tests.factories.gateway import FixedPrices, rig, served_model, usd_per_million
+from tests.factories.gateway import FixedPrices, rig, rpm, served_model, usd_per_million
 from tests.factories.stack import Stack, chat, events_of, text_of, until
 
 
@@ -37,7 +37,7 @@ async def test_a_buffered_answer_is_billed_and_says_so(stack: Stack) -> None:
 
 
 async def test_limits_are_shown_as_last_seen_while_valkey_is_away(stack: Stack) -> None:
-    key, _ = stack.rig.add_key(key_rpm=600)
+    key, _ = stack.rig.add_key(limits=rpm(600))
     stack.client.headers["Authorization"] = f"Bearer {key}"
     stack.rig.admission.alone = True
     answer = await stack.chat("x")

@@ -33,7 +33,7 @@ async def _key(admin: Client, **fields: Any) -> tuple[str, dict[str, Any]]:
 
 
 async def test_a_tenant_is_made_read_listed_and_changed(admin: Client) -> None:
-    made = await _tenant(admin, tz="Asia/Shanghai", currency="CNY", billing_mode="postpaid", concurrency_limit=7)
+    made = await _tenant(admin, tz="Asia/Shanghai", currency="CNY", billing_mode="postpaid")
     assert made["id"].startswith("ten_")
     assert {k: v for k, v in made.items() if k not in {"id", "created_at"}} == {
         "name": "Acme",
@@ -41,18 +41,18 @@ async def test_a_tenant_is_made_read_listed_and_changed(admin: Client) -> None:
         "tz": "Asia/Shanghai",
         "status": "active",
         "billing_mode": "postpaid",
-        "concurrency_limit": 7,
+        "plan_id": "pln_00000000000070008000000000000001",
     }
     path = f"{ADMIN}/tenants/{made['id']}"
     assert (await admin.get(path)).json() == made
     assert (await admin.get(f"{ADMIN}/tenants")).json() == {"items": [made], "next_after": None}
-    changed = await admin.patch(path, {"status": "suspended", "concurrency_limit": 0})
-    assert changed.json() == {**made, "status": "suspended", "concurrency_limit": 0}
+    changed = await admin.patch(path, {"status": "suspended"})
+    assert changed.json() == {**made, "status": "suspended"}
     assert (await admin.get(path)).json() == changed.json()
 
 
 async def test_the_secret_is_shown_once(admin: Client, sessions: db.Sessions) -> None:
-    tenant, made = await _key(admin, rpm_limit=60, model_patterns=["smol*"], tier_max="standard")
+    tenant, made = await _key(admin, model_patterns=["smol*"], tier_max="standard")
     key, secret = made["api_key"], made["secret"]
     assert (key["prefix"], key["last4"]) == (secret[:7], secret[-4:])
     for path in (f"{tenant}/keys", f"{tenant}/keys/{key['id']}", f"{ADMIN}/audit"):
@@ -61,7 +61,7 @@ async def test_the_secret_is_shown_once(admin: Client, sessions: db.Sessions) ->
         assert secret not in answer.text
     async with db.transaction(sessions) as session:
         principal = (await principals.load_all(session))[digest(PEPPER, secret)]
-    assert (principal.key_rpm, principal.model_patterns, principal.tier_max.label) == (60, ("smol*",), "standard")
+    assert (principal.model_patterns, principal.tier_max.label) == (("smol*",), "standard")
 
 
 async def test_a_revoked_key_stops_working_and_gateways_are_told(admin: Client, sessions: db.Sessions) -> None:
@@ -106,7 +106,7 @@ async def test_every_change_leaves_one_audit_record(admin: Client) -> None:
     tenant, made = await _key(admin)
     tenant_id = tenant.rpartition("/")[2]
     revoked = await admin.post(f"{tenant}/keys/{made['api_key']['id']}/revoke")
-    await admin.patch(f"{tenant}/projects/{made['api_key']['project_id']}", {"rpm_limit": 5})
+    await admin.patch(f"{tenant}/projects/{made['api_key']['project_id']}", {"status": "suspended"})
     records = (await admin.get(f"{ADMIN}/audit", params={"tenant_id": tenant_id})).json()["items"]
     assert [record["action"] for record in records] == [
         "project.update",
@@ -138,10 +138,8 @@ BAD_BODIES: tuple[Any, ...] = (
     {"name": "x" * 121, "currency": "USD"},
     {"name": 5, "currency": "USD"},
     {"name": "x", "currency": "USD", "surprise": 1},
-    {"name": "x", "currency": "USD", "concurrency_limit": "7"},
-    {"name": "x", "currency": "USD", "concurrency_limit": 1.5},
-    {"name": "x", "currency": "USD", "concurrency_limit": -1},
-    {"name": "x", "currency": "USD", "concurrency_limit": True},
+    {"name": "x", "currency": "USD", "tz": 7},
+    {"name": "x", "currency": "USD", "credit_limit": 1.5},
     [],
     "x",
     None,

@@ -32,6 +32,10 @@ PREFIXES = {
     "book_id": "pbk",
     "operator_id": "opr",
     "price_version_id": "pver",
+    "limit_id": "lim",
+    "limit_change_id": "lch",
+    "limit_request_id": "lrq",
+    "plan_id": "pln",
 }
 
 
@@ -151,7 +155,8 @@ async def test_ids_of_nothing_and_of_others_look_alike(admin: Client, sessions: 
         "project_id": f"prj_{mine.project.id.hex}",
         "key_id": f"key_{mine.key.id.hex}",
     }
-    bodies = {"PATCH": {"rpm_limit": 1}, "POST": {"name": "x"}}
+    limit = {"metric": "concurrency", "amount": 1, "reason": "x"}
+    bodies: dict[str, object] = {"PATCH": {"status": "active"}, "POST": {"name": "x"}, "PUT": limit}
     for method, path, _ in GUARDED:
         for name in re.findall(r"\{(project_id|key_id)\}", path):
             theirs_id = {"project_id": f"prj_{theirs.project.id.hex}", "key_id": f"key_{theirs.key.id.hex}"}[name]

@@ -14,8 +14,23 @@ from core.money import Currency
 from core.settings import Database
 from core.tiers import Tier
 from tenants import api_keys, audit, operators, principals, projects, tenants
+from tenants import limits as limit_rules
 from tenants.credentials import digest
-from tenants.types import SYSTEM, Actor, ActorKind, AuditFilter, KeyLimits, Principal, Scope, Status
+from tenants.types import (
+    DEFAULT_PLAN_ID,
+    SYSTEM,
+    Actor,
+    ActorKind,
+    AuditFilter,
+    KeyLimits,
+    Limit,
+    LimitLevel,
+    LimitMetric,
+    LimitSlot,
+    Principal,
+    Scope,
+    Status,
+)
 from tests.factories.tenants import PEPPER, Customer, customer, operator
 
 NOBODY = UUID(int=404)
@@ -46,14 +61,19 @@ async def test_a_key_becomes_a_principal_with_all_its_limits(sessions: db.Sessio
         tier_max=Tier.STANDARD,
         model_patterns=("smol*",),
         allowed_networks=("10.0.0.0/8", "fd00::/8"),
-        rpm_limit=60,
-        concurrency_limit=4,
         expires_at=expires,
     )
     made = await customer(sessions, limits, currency=Currency.CNY)
+    tenant, project, key = made.tenant.id, made.project.id, made.key.id
+    wanted = (
+        (LimitSlot(LimitLevel.KEY, LimitMetric.REQUESTS_PER_MINUTE, key_id=key, tenant_id=tenant), 60),
+        (LimitSlot(LimitLevel.PROJECT, LimitMetric.CONCURRENCY, project_id=project, tenant_id=tenant), 8),
+        (LimitSlot(LimitLevel.TENANT, LimitMetric.CONCURRENCY, tenant_id=tenant), 16),
+    )
     async with db.transaction(sessions) as session:
-        await projects.update(session, made.tenant.id, made.project.id, rpm_limit=600, concurrency_limit=8)
-        await tenants.update(session, made.tenant.id, concurrency_limit=16)
+        await tenants.update(session, tenant, tz="Europe/Berlin")
+        for slot, amount in wanted:
+            await limit_rules.set_limit(session, slot, amount, limit_rules.system_why("test", SystemClock()))
     principal = (await _load(sessions))[made.digest]
     assert len(principal.cache_salt) == 32
     assert principal == Principal(
@@ -67,11 +87,13 @@ async def test_a_key_becomes_a_principal_with_all_its_limits(sessions: db.Sessio
         model_patterns=("smol*",),
         allowed_networks=("10.0.0.0/8", "fd00::/8"),
         expires_at_us=1_803_902_400_000_000,  # 2027-03-01T12:00:00Z
-        key_rpm=60,
-        key_concurrency=4,
-        project_rpm=600,
-        project_concurrency=8,
-        tenant_concurrency=16,
+        limits=(  # the key's own stands instead of its plan's
+            Limit(LimitLevel.KEY, LimitMetric.REQUESTS_PER_MINUTE, 60),
+            Limit(LimitLevel.PROJECT, LimitMetric.CONCURRENCY, 8),
+            Limit(LimitLevel.TENANT, LimitMetric.CONCURRENCY, 16),
+        ),
+        tz="Europe/Berlin",
+        plan_id=DEFAULT_PLAN_ID,
         cache_salt=principal.cache_salt,
     )
 

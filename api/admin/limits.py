@@ -1,0 +1,160 @@
+"""Operators: limits of tenants, projects and keys, their history, and undoing a change of them."""
+
+from dataclasses import replace
+from uuid import UUID
+
+from fastapi import APIRouter
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from api.deps import Act, CurrentAct, CurrentPaging, KeyId, ProjectId, ReadSession, Session, TenantId
+from api.guard import GuardedRoute
+from api.limits import (
+    CurrentWhy,
+    EffectiveList,
+    LevelLimitIn,
+    LimitChangeId,
+    LimitChangeOut,
+    LimitChangePage,
+    LimitId,
+    LimitIn,
+    LimitList,
+    LimitOut,
+    MakeWhy,
+    RemovalReason,
+    RevertIn,
+    change_out,
+    change_page,
+    effective_list,
+    limit_list,
+    limit_out,
+    note,
+    slot_of,
+)
+from api.permissions import TENANT
+from api.schemas import problems
+from core.ids import IdKind, format_id
+from core.pagination import page_of
+from tenants import api_keys, limits, projects, tenants
+from tenants.types import LimitLevel
+
+router = APIRouter(route_class=GuardedRoute, tags=["limits"])
+
+OF_PROJECT = f"{TENANT}/projects/{{project_id}}/limits"
+OF_KEY = f"{TENANT}/keys/{{key_id}}/limits"
+
+
+async def _set(
+    session: AsyncSession,
+    body: LimitIn,
+    act: Act,
+    why: MakeWhy,
+    *,
+    level: LimitLevel,
+    tenant_id: UUID,
+    project_id: UUID | None = None,
+    key_id: UUID | None = None,
+) -> LimitOut:
+    slot = replace(await slot_of(session, body, level), tenant_id=tenant_id, project_id=project_id, key_id=key_id)
+    amount = limits.parse_amount(body.metric, body.amount)
+    rule, before = await limits.set_limit(session, slot, amount, why(body.reason))
+    note(act, rule, before, rule.amount)
+    return limit_out(rule)
+
+
+@router.get(f"{TENANT}/limits", summary="List a tenant's limits")
+async def list_tenant_limits(tenant_id: TenantId, session: ReadSession) -> LimitList:
+    """Return the limits of the tenant itself, and those it has for each of its projects or keys."""
+    await tenants.get(session, tenant_id)
+    return limit_list(await limits.list_at(session, tenant_id=tenant_id))
+
+
+@router.put(f"{TENANT}/limits", summary="Set a limit of a tenant", responses=problems(400, 409))
+async def set_tenant_limit(
+    tenant_id: TenantId, body: LevelLimitIn, session: Session, act: CurrentAct, why: CurrentWhy
+) -> LimitOut:
+    """Set a limit of the tenant, or with a level that of each of its projects or keys. It holds within a second."""
+    return await _set(session, body, act, why, level=body.level, tenant_id=tenant_id)
+
+
+@router.delete(f"{TENANT}/limits/{{limit_id}}", summary="Remove a limit of a tenant, project or key")
+async def remove_limit(
+    *,
+    tenant_id: TenantId,
+    limit_id: LimitId,
+    reason: RemovalReason,
+    session: Session,
+    act: CurrentAct,
+    why: CurrentWhy,
+) -> LimitOut:
+    """Remove a rule; what stood behind it holds again: the tenant's for each project or key, the plan's, or none."""
+    rule = await limits.get(session, tenant_id, limit_id)
+    await limits.remove(session, rule, why(reason))
+    note(act, rule, rule.amount, None)
+    return limit_out(rule)
+
+
+@router.get(OF_PROJECT, summary="List a project's own limits")
+async def list_project_limits(tenant_id: TenantId, project_id: ProjectId, session: ReadSession) -> LimitList:
+    return limit_list(await limits.list_at(session, tenant_id=tenant_id, project_id=project_id))
+
+
+@router.put(OF_PROJECT, summary="Set a limit of a project", responses=problems(400, 409))
+async def set_project_limit(
+    *, tenant_id: TenantId, project_id: ProjectId, body: LimitIn, session: Session, act: CurrentAct, why: CurrentWhy
+) -> LimitOut:
+    return await _set(session, body, act, why, level=LimitLevel.PROJECT, tenant_id=tenant_id, project_id=project_id)
+
+
+@router.get(f"{OF_PROJECT}/effective", summary="Read what limits hold for a project")
+async def get_effective_project_limits(
+    tenant_id: TenantId, project_id: ProjectId, session: ReadSession
+) -> EffectiveList:
+    """Return what holds for a key of the project that has no limits of its own, and where each limit comes from."""
+    project = await projects.get(session, tenant_id, project_id)
+    return effective_list(await limits.effective(session, tenant_id, project.id, None))
+
+
+@router.get(OF_KEY, summary="List a key's own limits")
+async def list_key_limits(tenant_id: TenantId, key_id: KeyId, session: ReadSession) -> LimitList:
+    return limit_list(await limits.list_at(session, tenant_id=tenant_id, key_id=key_id))
+
+
+@router.put(OF_KEY, summary="Set a limit of a key", responses=problems(400, 409))
+async def set_key_limit(
+    *, tenant_id: TenantId, key_id: KeyId, body: LimitIn, session: Session, act: CurrentAct, why: CurrentWhy
+) -> LimitOut:
+    return await _set(session, body, act, why, level=LimitLevel.KEY, tenant_id=tenant_id, key_id=key_id)
+
+
+@router.get(f"{OF_KEY}/effective", summary="Read what limits hold for a key")
+async def get_effective_key_limits(tenant_id: TenantId, key_id: KeyId, session: ReadSession) -> EffectiveList:
+    """Return every limit that a request with this key must pass, and where each comes from."""
+    key = await api_keys.get(session, tenant_id, key_id)
+    return effective_list(await limits.effective(session, tenant_id, key.project_id, key.id))
+
+
+@router.get(f"{TENANT}/limit-changes", summary="Read the history of a tenant's limits")
+async def list_limit_changes(tenant_id: TenantId, session: ReadSession, paging: CurrentPaging) -> LimitChangePage:
+    await tenants.get(session, tenant_id)
+    found = await limits.list_changes(session, tenant_id, after=paging.after, limit=paging.limit_probe)
+    page = page_of(found, paging.limit, lambda change: change.id)
+    return change_page(page.items, page.next_after)
+
+
+@router.post(
+    f"{TENANT}/limit-changes/{{limit_change_id}}/revert", summary="Undo a change of a limit", responses=problems(409)
+)
+async def revert_limit_change(
+    *,
+    tenant_id: TenantId,
+    limit_change_id: LimitChangeId,
+    body: RevertIn,
+    session: Session,
+    act: CurrentAct,
+    why: CurrentWhy,
+) -> LimitChangeOut:
+    """Put back what the change replaced, as a change of its own. A conflict when the limit was changed again since."""
+    change = await limits.get_change(session, tenant_id, limit_change_id)
+    done = await limits.revert(session, change, why(body.reason), force=body.force)
+    act.on(done.id, reverts=format_id(IdKind.LIMIT_CHANGE, change.id))
+    return change_out(done)

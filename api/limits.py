@@ -1,0 +1,263 @@
+"""What operators' and members' routes of limits share: their shapes on the wire, and what a change leaves behind."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Depends, Query
+from pydantic import Field, StringConstraints
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import Request
+
+from api.deps import Act, get_caller, path_id
+from api.errors import request_id_of
+from api.schemas import Input, Output
+from api.services import services_of
+from catalog import models
+from core.ids import IdKind, format_id
+from core.money import PICO_PER_NANO
+from tenants import limits
+from tenants.limit_merge import SPENDS, Effective
+from tenants.limits import LimitChange, Why
+from tenants.types import ActorKind, LimitAuthor, LimitLevel, LimitMetric, LimitMode, LimitRule, LimitSlot
+
+LevelName = Annotated[LimitLevel, Field(strict=False)]
+MetricName = Annotated[LimitMetric, Field(strict=False)]
+ModeName = Annotated[LimitMode, Field(strict=False)]
+AuthorName = Annotated[LimitAuthor, Field(strict=False)]
+Reason = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=500, pattern=r"^[^\x00]*\S[^\x00]*$"),
+    Field(description="Why, as it is read in the history: 1 to 500 characters."),
+]
+ModelName = Annotated[
+    str,
+    StringConstraints(max_length=128, pattern=r"^[\x21-\x7e]*$"),
+    Field(description="A model by any of its names; empty: all models together."),
+]
+Amount = Annotated[
+    int | str,
+    Field(
+        description="A whole number; for spend a decimal string in the tenant's currency. 0 allows nothing. "
+        "No limit at all is said by having no rule.",
+        examples=[600, "100.00"],
+    ),
+]
+
+_ACTOR_IDS = {ActorKind.OPERATOR: IdKind.OPERATOR, ActorKind.API_KEY: IdKind.API_KEY}
+
+
+class LimitIn(Input):
+    """A limit to set, instead of the one for the same metric, model and mode."""
+
+    metric: MetricName
+    amount: Amount
+    mode: ModeName = LimitMode.HARD
+    model: ModelName = ""
+    reason: Reason
+
+
+class LevelLimitIn(LimitIn):
+    """As above. Level project or key: the same limit for each project or key, unless one has its own."""
+
+    level: LevelName = LimitLevel.TENANT
+
+
+class ReasonIn(Input):
+    """Why."""
+
+    reason: Reason
+
+
+class RevertIn(ReasonIn):
+    """Why, and whether to do it although the limit was changed again since."""
+
+    force: bool = False
+
+
+class LimitOut(Output):
+    """A rule."""
+
+    id: str
+    level: LevelName
+    metric: MetricName
+    amount: int | str
+    mode: ModeName
+    model: str
+    set_by: AuthorName = Field(description="`tenant`: for itself; the lower of its own and the operators' holds.")
+    tenant_id: str | None
+    plan_id: str | None
+    project_id: str | None
+    key_id: str | None
+    updated_at: datetime
+
+
+class LimitList(Output):
+    """All rules of one project or key, or of a tenant or plan itself."""
+
+    items: list[LimitOut]
+
+
+class LimitChangeOut(Output):
+    """What a limit was, and became; null where there was none."""
+
+    id: str
+    changed_at: datetime
+    actor_kind: str
+    actor_id: str | None
+    reason: str
+    level: LevelName
+    metric: MetricName
+    mode: ModeName
+    model: str
+    set_by: AuthorName
+    tenant_id: str | None
+    plan_id: str | None
+    project_id: str | None
+    key_id: str | None
+    before: int | str | None
+    after: int | str | None
+    reverts: str | None = Field(description="The change that this one undid.")
+
+
+class LimitChangePage(Output):
+    """Newest first; `next_after` is null at the end."""
+
+    items: list[LimitChangeOut]
+    next_after: str | None
+
+
+class EffectiveOut(Output):
+    """A limit as gateways enforce it, and where it comes from."""
+
+    level: LevelName
+    metric: MetricName
+    amount: int | str
+    mode: ModeName
+    model: str
+    source: str = Field(description="`plan`, `tenant` (for every project or key), `project` or `key`.")
+    set_by: AuthorName
+    limit_id: str
+
+
+class EffectiveList(Output):
+    """All limits that a request must pass, narrowest level first."""
+
+    items: list[EffectiveOut]
+
+
+def _id(kind: IdKind, value: UUID | None) -> str | None:
+    return None if value is None else format_id(kind, value)
+
+
+def limit_out(rule: LimitRule) -> LimitOut:
+    slot = rule.slot
+    return LimitOut(
+        id=format_id(IdKind.LIMIT, rule.id),
+        level=slot.level,
+        metric=slot.metric,
+        amount=limits.amount_out(slot.metric, rule.amount),
+        mode=slot.mode,
+        model=slot.model,
+        set_by=slot.author,
+        tenant_id=_id(IdKind.TENANT, slot.tenant_id),
+        plan_id=_id(IdKind.PLAN, slot.plan_id),
+        project_id=_id(IdKind.PROJECT, slot.project_id),
+        key_id=_id(IdKind.API_KEY, slot.key_id),
+        updated_at=rule.updated_at,
+    )
+
+
+def limit_list(rules: Sequence[LimitRule]) -> LimitList:
+    return LimitList(items=[limit_out(rule) for rule in rules])
+
+
+def change_out(change: LimitChange) -> LimitChangeOut:
+    slot = change.slot
+    kind = _ACTOR_IDS.get(ActorKind(change.actor_kind))
+    return LimitChangeOut(
+        id=format_id(IdKind.LIMIT_CHANGE, change.id),
+        changed_at=change.changed_at,
+        actor_kind=change.actor_kind,
+        actor_id=None if kind is None else _id(kind, change.actor_id),
+        reason=change.reason,
+        level=slot.level,
+        metric=slot.metric,
+        mode=slot.mode,
+        model=slot.model,
+        set_by=slot.author,
+        tenant_id=_id(IdKind.TENANT, slot.tenant_id),
+        plan_id=_id(IdKind.PLAN, slot.plan_id),
+        project_id=_id(IdKind.PROJECT, slot.project_id),
+        key_id=_id(IdKind.API_KEY, slot.key_id),
+        before=None if change.before is None else limits.amount_out(slot.metric, change.before),
+        after=None if change.after is None else limits.amount_out(slot.metric, change.after),
+        reverts=_id(IdKind.LIMIT_CHANGE, change.reverts),
+    )
+
+
+def change_page(changes: Sequence[LimitChange], next_after: UUID | None) -> LimitChangePage:
+    return LimitChangePage(
+        items=[change_out(change) for change in changes], next_after=_id(IdKind.LIMIT_CHANGE, next_after)
+    )
+
+
+def effective_list(found: Sequence[Effective]) -> EffectiveList:
+    return EffectiveList(items=[_effective(item) for item in found])
+
+
+def _effective(item: Effective) -> EffectiveOut:
+    limit, slot = item.limit, item.rule.slot
+    stored = limit.amount * PICO_PER_NANO if limit.metric in SPENDS else limit.amount
+    if slot.plan_id is not None:
+        source = "plan"
+    elif slot.project_id is None and slot.key_id is None:
+        source = "tenant"
+    else:
+        source = "project" if slot.key_id is None else "key"
+    return EffectiveOut(
+        level=limit.level,
+        metric=limit.metric,
+        amount=limits.amount_out(limit.metric, stored),
+        mode=limit.mode,
+        model=limit.model,
+        source=source,
+        set_by=slot.author,
+        limit_id=format_id(IdKind.LIMIT, item.rule.id),
+    )
+
+
+MakeWhy = Callable[[str], Why]
+
+
+def get_why(request: Request) -> MakeWhy:
+    """Return what makes of a reason who changes a limit, in which request, and why."""
+    actor = get_caller(request).actor(request_id_of(request))
+    return lambda reason: Why(actor, reason, services_of(request).clock)
+
+
+CurrentWhy = Annotated[MakeWhy, Depends(get_why)]
+RemovalReason = Annotated[str, Query(alias="reason", min_length=1, max_length=500, description="Why.")]
+LimitId = Annotated[UUID, path_id(IdKind.LIMIT, "limit_id")]
+LimitChangeId = Annotated[UUID, path_id(IdKind.LIMIT_CHANGE, "limit_change_id")]
+
+
+def note(act: Act, rule: LimitRule, before: int | None, after: int | None) -> None:
+    """Put a change of a limit into the audit record."""
+    metric = rule.slot.metric
+    act.on(
+        rule.id,
+        level=rule.slot.level.value,
+        metric=metric.value,
+        mode=rule.slot.mode.value,
+        model=rule.slot.model,
+        before=None if before is None else limits.amount_out(metric, before),
+        after=None if after is None else limits.amount_out(metric, after),
+    )
+
+
+async def slot_of(session: AsyncSession, body: LimitIn, level: LimitLevel) -> LimitSlot:
+    """Return what the body is about, without whose it is; a model by any of its names becomes its own name."""
+    model = await models.own_name(session, body.model) if body.model else ""
+    return LimitSlot(level, body.metric, body.mode, model)
