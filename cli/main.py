@@ -95,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_ledger(commands, home)
     _add_audit(commands, home)
     _add_spool(commands, home)
+    roles = commands.add_parser("roles", help="print what each role may do")
+    roles.set_defaults(command=_roles)
     shown = commands.add_parser("version", help="print the version")
     shown.set_defaults(command=_version)
     return parser
@@ -193,6 +195,13 @@ def _migrate(options: argparse.Namespace) -> int:
         return _complain("Migrations run as the owner of the database: set TIDEGATE_DATABASE__OWNER_URL.")
     db.migrate(url.get_secret_value())
     screen.say("The database schema is up to date.")
+    return 0
+
+
+def _roles(_options: argparse.Namespace) -> int:
+    from cli.role_page import page
+
+    print(page(), end="")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Pure: what each role may do, in one table, and in words: docs/permissions.md is made of them.
+"""Pure: what each role may do, in one table, and in words: docs/roles.md is made of them.
 
 A person's rights in a tenant are the union over the memberships: those without a project hold everywhere in it, those
 with one only there.
