@@ -5,7 +5,7 @@ from datetime import timedelta
 from core.db import transaction
 from core.logging import get_logger
 from core.tasks import Periodic, Task, TaskContext
-from tenants import audit, audit_anchor, audit_chain, audit_queries, closing
+from tenants import audit, audit_anchor, audit_chain, audit_queries, closing, refusals
 from tenants.audit_anchor import Anchor
 from tenants.audit_chain import Finding, Head
 from tenants.types import SYSTEM
@@ -54,7 +54,15 @@ async def erase_closed(context: TaskContext) -> None:
         log.info("tenants.erased", count=len(erased))
 
 
+async def roll_refusals(context: TaskContext) -> None:
+    """Make the partitions of refusals ahead, and drop those that are old."""
+    dropped = await refusals.roll_partitions(context.sessions, context.clock)
+    if dropped:
+        log.info("refusals.dropped", days=dropped)
+
+
 TASKS: tuple[Task, ...] = (
     Periodic("tenants.verify_audit", verify_audit, every_s=3600, timeout_s=1800),
     Periodic("tenants.erase_closed", erase_closed, every_s=3600),
+    Periodic("tenants.roll_refusals", roll_refusals, every_s=3600),
 )

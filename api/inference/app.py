@@ -21,6 +21,7 @@ from api.inference.gateway import Gateway
 from api.inference.metrics import Metrics
 from api.inference.protocol import InferenceProtocol
 from api.inference.readiness import Readiness
+from api.inference.refusals import RefusalWriter
 from api.inference.snapshot import Follower
 from api.inference.spool_register import SpoolRegister
 from api.server import Server
@@ -141,11 +142,13 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         clock=clock,
         metrics=metrics,
     )
+    refusal_writer = RefusalWriter(gateway.refusals, sessions, new_uuid, metrics.add)
     try:
         await admission.start()
         await states.start()
-        yield gateway, follower, [sweeper.run(gateway), register.run()]
+        yield gateway, follower, [sweeper.run(gateway), register.run(), refusal_writer.run()]
     finally:
+        await refusal_writer.close()
         await states.close()
         await admission.close()
         await gateway.log.close(loop)

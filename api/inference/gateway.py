@@ -13,6 +13,7 @@ from api.inference.directory import Directory
 from api.inference.limits import SeenLimits
 from api.inference.metrics import Metrics
 from api.inference.ports import Admission, Spool, States
+from api.inference.refusals import Refusals
 from api.inference.request import Call
 from core.clock import Clock
 from core.settings import Gateway as GatewaySettings
@@ -94,10 +95,12 @@ class Gateway:
     turns: Iterator[int] = field(default_factory=itertools.count)  # equal replicas take turns
     seen_limits: SeenLimits = field(default_factory=SeenLimits)
     durable: Waiters = field(init=False)
+    refusals: Refusals = field(init=False)
     date_line: bytes = b""
     now: float = 0.0  # monotonic, as coarse as the sweeper's step
     draining: bool = False
 
     def __post_init__(self) -> None:
         self.durable = Waiters(self.loop, self.settings.spool_wait_ms / 1000)
+        self.refusals = Refusals(self.clock, self.new_id, self.metrics.add)
         self.now = self.clock.monotonic()

@@ -60,6 +60,9 @@ class Metrics:
             "config_reloads_total": 0,
             "config_failures_total": 0,
             "internal_errors_total": 0,
+            "refusals_crowded_total": 0,
+            "refusals_dropped_total": 0,
+            "refusal_write_failures_total": 0,
         }
 
     def count(self, endpoint: str, status: int) -> None:

@@ -256,6 +256,7 @@ def note(  # noqa: PLR0917 - one line of the log needs all of it
     metrics.duration.observe(duration)
     if error is not None:
         metrics.refusals[error.code] = metrics.refusals.get(error.code, 0) + 1
+        gateway.refusals.note(job, error)
     pico = 0
     if bill is not None:
         outcome = bill.outcome
