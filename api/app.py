@@ -11,7 +11,19 @@ import uvicorn
 from fastapi import APIRouter, FastAPI
 
 from api import errors, openapi
-from api.admin import api_keys, audit, deployments, limits, models, operators, prices, projects, tenant_life, tenants
+from api.admin import (
+    api_keys,
+    audit,
+    deployments,
+    limits,
+    models,
+    operators,
+    plans,
+    prices,
+    projects,
+    tenant_life,
+    tenants,
+)
 from api.admin import credits as tenant_credits
 from api.control import generations, health, my_tenant, roles, usage
 from api.middleware import RequestFrame
@@ -37,6 +49,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     projects.router,
     api_keys.router,
     limits.router,
+    plans.router,
     tenant_credits.router,
     prices.router,
     models.router,

@@ -37,7 +37,7 @@ ModelName = Annotated[
     Field(description="A model by any of its names; empty: all models together."),
 ]
 Amount = Annotated[
-    int | str,
+    Annotated[int, Field(ge=0)] | Annotated[str, StringConstraints(pattern=r"^[0-9]{1,26}(\.[0-9]{1,12})?$")],
     Field(
         description="A whole number; for spend a decimal string in the tenant's currency. 0 allows nothing. "
         "No limit at all is said by having no rule.",

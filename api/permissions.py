@@ -13,6 +13,7 @@ ADMIN = "/api/v1/admin"
 TENANT = f"{ADMIN}/tenants/{{tenant_id}}"
 MY_TENANT = "/api/v1/tenants/{tenant_id}"
 OPERATOR = f"{ADMIN}/operators/{{operator_id}}"
+PLAN = f"{ADMIN}/plans/{{plan_id}}"
 PRICE_VERSION = f"{ADMIN}/price-versions/{{price_version_id}}"
 
 
@@ -91,6 +92,17 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("GET", f"{TENANT}/keys/{{key_id}}/limits/effective"): _operator(Op.LIMIT_READ),
         ("GET", f"{TENANT}/limit-changes"): _operator(Op.LIMIT_READ),
         ("POST", f"{TENANT}/limit-changes/{{limit_change_id}}/revert"): _operator(Op.LIMIT_WRITE, "limit.revert"),
+        ("PUT", f"{TENANT}/plan"): _operator(Op.LIMIT_WRITE, "tenant.put_on_plan"),
+        ("GET", f"{ADMIN}/plans"): _operator(Op.LIMIT_READ),
+        ("POST", f"{ADMIN}/plans"): _operator(Op.LIMIT_WRITE, "plan.create"),
+        ("GET", PLAN): _operator(Op.LIMIT_READ),
+        ("PATCH", PLAN): _operator(Op.LIMIT_WRITE, "plan.update"),
+        ("DELETE", PLAN): _operator(Op.LIMIT_WRITE, "plan.delete"),
+        ("GET", f"{PLAN}/limits"): _operator(Op.LIMIT_READ),
+        ("PUT", f"{PLAN}/limits"): _operator(Op.LIMIT_WRITE, "limit.set"),
+        ("DELETE", f"{PLAN}/limits/{{limit_id}}"): _operator(Op.LIMIT_WRITE, "limit.remove"),
+        ("GET", f"{PLAN}/limit-changes"): _operator(Op.LIMIT_READ),
+        ("POST", f"{PLAN}/limit-changes/{{limit_change_id}}/revert"): _operator(Op.LIMIT_WRITE, "limit.revert"),
         ("GET", f"{ADMIN}/audit"): _operator(Op.AUDIT_READ),
         ("GET", f"{ADMIN}/audit/export"): _operator(Op.AUDIT_READ),
         ("GET", f"{ADMIN}/operators"): _operator(Op.OPERATOR_READ),

@@ -1,4 +1,4 @@
-"""The price book: one list per currency, published in versions that never change.
+"""The price books: one list per currency, and books of plans beside them, published in versions that never change.
 
 A version is the whole list from its effective instant until the next one's. A draft therefore begins as a copy of the
 last published version, so that publishing one new price drops no other.
@@ -31,6 +31,7 @@ from core.money import Currency
 __all__ = [
     "EMPTY_TABLE",
     "PriceTable",
+    "check_for_plan",
     "create_book",
     "create_draft",
     "list_books",
@@ -48,16 +49,29 @@ CONFIG_KIND = "prices"
 ITEMS_MAX = 20_000
 
 
-async def create_book(session: AsyncSession, name: str, currency: Currency) -> UUID:
-    """Create the book of a currency.
+async def create_book(session: AsyncSession, name: str, currency: Currency, *, for_plan: bool = False) -> UUID:
+    """Create the list of a currency, or a book for plans.
 
     Raises:
-        PlatformError: BOOK_EXISTS, the currency has one.
+        PlatformError: BOOK_EXISTS, the currency has its list.
     """
     book_id = new_uuid()
-    if not await queries.insert_book(session, book_id, name, currency):
+    if not await queries.insert_book(session, book_id, name, currency, for_plan=for_plan):
         raise errors.book_exists(currency.value)
     return book_id
+
+
+async def check_for_plan(session: AsyncSession, book_id: UUID) -> None:
+    """Refuse a book that a plan cannot have.
+
+    Raises:
+        PlatformError: NOT_FOUND, or INVALID_PRICE for the list of a currency.
+    """
+    book = await queries.book(session, book_id)
+    if book is None:
+        raise errors.no_book(book_id)
+    if not book.for_plan:
+        raise errors.invalid_price("This is the list of its currency. A plan needs a book that was made for plans.")
 
 
 async def list_books(session: AsyncSession) -> list[PriceBook]:
@@ -110,6 +124,9 @@ async def put_items(session: AsyncSession, version_id: UUID, items: Sequence[Pri
         raise errors.already_published(version_id)
     if len(items) > ITEMS_MAX:
         raise errors.invalid_price(f"A call sets at most {ITEMS_MAX} prices.")
+    book = await queries.book(session, version.book_id)
+    if book is not None and book.for_plan and any(item.tenant_id is not None for item in items):
+        raise errors.invalid_price("A tenant's own price stands in the list, where it goes before its plan's.")
     await queries.put_items(session, version_id, items)
 
 
@@ -153,7 +170,8 @@ async def load_table(session: AsyncSession, now: datetime) -> PriceTable:
     versions = []
     for row in await queries.versions_in_force(session, now):
         items = await queries.items(session, row.id)
-        versions.append((instant_us(row.effective_at), VersionPrices(row.id, Currency(row.currency), items)))
+        prices = VersionPrices(row.id, Currency(row.currency), items, plan_book=row.plan_book)
+        versions.append((instant_us(row.effective_at), prices))
     return PriceTable(versions, as_of_us=instant_us(now))
 
 

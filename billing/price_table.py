@@ -77,7 +77,9 @@ def instant_us(instant: datetime) -> int:
 class VersionPrices:
     """All schedules of one version. Never changed once made."""
 
-    def __init__(self, version_id: UUID, currency: Currency, items: Iterable[PriceItem]) -> None:
+    def __init__(
+        self, version_id: UUID, currency: Currency, items: Iterable[PriceItem], *, plan_book: UUID | None = None
+    ) -> None:
         list_meters: dict[Offer, dict[Meter, int]] = {}
         own_meters: dict[tuple[UUID, Offer], dict[Meter, int]] = {}
         for item in items:
@@ -88,6 +90,7 @@ class VersionPrices:
                 own_meters.setdefault((item.tenant_id, offer), {})[item.meter] = item.unit_price_pico
         self.version_id = version_id
         self.currency = currency
+        self.plan_book = plan_book  # None: the list of the currency
         self._list = {offer: self._schedule(offer, meters) for offer, meters in list_meters.items()}
         self._own = {
             (tenant_id, *offer): self._schedule(offer, {**list_meters.get(offer, {}), **meters})
@@ -96,11 +99,11 @@ class VersionPrices:
 
     def schedule(self, model_id: UUID, tier: Tier, tenant_id: UUID) -> PriceSchedule | None:
         """Return the tenant's own prices where it has some, else the list's, else None."""
-        if self._own:
-            own = self._own.get((tenant_id, model_id, tier))
-            if own is not None:
-                return own
-        return self._list.get((model_id, tier))
+        return self.own(model_id, tier, tenant_id) or self._list.get((model_id, tier))
+
+    def own(self, model_id: UUID, tier: Tier, tenant_id: UUID) -> PriceSchedule | None:
+        """Return the tenant's own prices, else None."""
+        return self._own.get((tenant_id, model_id, tier)) if self._own else None
 
     def _schedule(self, offer: Offer, meters: dict[Meter, int]) -> PriceSchedule:
         model_id, tier = offer
@@ -121,36 +124,55 @@ class VersionPrices:
 
 
 class PriceTable:
-    """The versions in force and those to come, by currency. Immutable: a change is a new table."""
+    """The versions in force and those to come, by list and plan's book. Immutable: a change is a new table."""
 
     def __init__(self, versions: Sequence[tuple[int, VersionPrices]], *, as_of_us: int) -> None:
         """`versions` are pairs of effective instant (µs) and prices; `as_of_us` is for lookups that name no instant."""
         self.as_of_us = as_of_us
-        self._timelines: dict[Currency, tuple[tuple[int, ...], tuple[VersionPrices, ...]]] = {}
-        for currency in Currency:
-            mine = sorted(
-                ((at, version) for at, version in versions if version.currency is currency), key=lambda pair: pair[0]
-            )
-            if mine:
-                self._timelines[currency] = (tuple(at for at, _ in mine), tuple(version for _, version in mine))
+        self._timelines: dict[Currency | UUID, tuple[tuple[int, ...], tuple[VersionPrices, ...]]] = {}
+        books: dict[Currency | UUID, list[tuple[int, VersionPrices]]] = {}
+        for at, version in versions:
+            books.setdefault(version.plan_book or version.currency, []).append((at, version))
+        for book, pairs in books.items():
+            mine = sorted(pairs, key=lambda pair: pair[0])
+            self._timelines[book] = (tuple(at for at, _ in mine), tuple(version for _, version in mine))
 
     def schedule(
-        self, model_id: UUID, tier: Tier, currency: Currency, tenant_id: UUID, at_us: int | None = None
+        self,
+        model_id: UUID,
+        tier: Tier,
+        currency: Currency,
+        tenant_id: UUID,
+        at_us: int | None = None,
+        *,
+        plan_book: UUID | None = None,
     ) -> PriceSchedule | None:
         """Return the prices in force at `at_us` (a version starts at exactly its effective instant), else None.
 
-        Callers give the admission instant, so that a version published ahead takes effect without a reload.
+        The tenant's own prices go before its plan's, and those before the list's; a plan's book in another currency has
+        none. Callers give the admission instant, so that a version published ahead takes effect without a reload.
         """
-        timeline = self._timelines.get(currency)
-        if timeline is None:
-            return None
-        starts, versions = timeline
-        place = bisect_right(starts, self.as_of_us if at_us is None else at_us)
-        return versions[place - 1].schedule(model_id, tier, tenant_id) if place else None
+        listed = self._in_force(currency, at_us)
+        planned = None if plan_book is None else self._in_force(plan_book, at_us)
+        if planned is not None and planned.currency is currency:
+            own = None if listed is None else listed.own(model_id, tier, tenant_id)
+            found = own or planned.schedule(model_id, tier, tenant_id)
+            if found is not None:
+                return found
+        return None if listed is None else listed.schedule(model_id, tier, tenant_id)
 
-    def next_change_us(self, currency: Currency, at_us: int) -> int:
+    def next_change_us(self, currency: Currency, at_us: int, plan_book: UUID | None = None) -> int:
         """Return the instant after `at_us` at which other prices take effect; `NEVER_US` when none are published."""
-        starts, _ = self._timelines.get(currency, ((), ()))
+        coming = self._next_us(currency, at_us)
+        return coming if plan_book is None else min(coming, self._next_us(plan_book, at_us))
+
+    def _in_force(self, book: Currency | UUID, at_us: int | None) -> VersionPrices | None:
+        starts, versions = self._timelines.get(book, ((), ()))
+        place = bisect_right(starts, self.as_of_us if at_us is None else at_us)
+        return versions[place - 1] if place else None
+
+    def _next_us(self, book: Currency | UUID, at_us: int) -> int:
+        starts, _ = self._timelines.get(book, ((), ()))
         place = bisect_right(starts, at_us)
         return starts[place] if place < len(starts) else NEVER_US
 

@@ -25,13 +25,16 @@ def is_unique_violation(error: IntegrityError) -> bool:
 # Prices
 
 
-async def insert_book(session: AsyncSession, book_id: UUID, name: str, currency: Currency) -> bool:
-    """Insert the book; False when its currency has one."""
+async def insert_book(
+    session: AsyncSession, book_id: UUID, name: str, currency: Currency, *, for_plan: bool = False
+) -> bool:
+    """Insert the book; False when it is to be the list of a currency that has one."""
     statement = """
-        INSERT INTO price_book (id, name, currency) VALUES (:id, :name, :currency)
-        ON CONFLICT (currency) DO NOTHING RETURNING id
+        INSERT INTO price_book (id, name, currency, for_plan) VALUES (:id, :name, :currency, :for_plan)
+        ON CONFLICT (currency) WHERE NOT for_plan DO NOTHING RETURNING id
     """
-    row = await session.execute(text(statement), {"id": book_id, "name": name, "currency": currency.value})
+    values = {"id": book_id, "name": name, "currency": currency.value, "for_plan": for_plan}
+    row = await session.execute(text(statement), values)
     return row.first() is not None
 
 
@@ -124,9 +127,10 @@ async def publish_version(
 
 
 async def versions_in_force(session: AsyncSession, now: datetime) -> Sequence[Row[Any]]:
-    """Return id, currency and effective instant of each book's version in force and of those to come."""
+    """Return id, currency, plan's book and effective instant of each book's version in force and of those to come."""
     statement = """
-        SELECT v.id, b.currency, v.effective_at FROM price_version v JOIN price_book b ON b.id = v.book_id
+        SELECT v.id, b.currency, v.effective_at, CASE WHEN b.for_plan THEN b.id END AS plan_book
+        FROM price_version v JOIN price_book b ON b.id = v.book_id
         WHERE v.state = 'published' AND v.effective_at >= coalesce(
             (SELECT max(w.effective_at) FROM price_version w
              WHERE w.book_id = v.book_id AND w.state = 'published' AND w.effective_at <= :now), v.effective_at)

@@ -19,7 +19,8 @@ class PriceBookRow(Base):
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(Text)
-    currency: Mapped[str] = mapped_column(Text, unique=True)
+    currency: Mapped[str] = mapped_column(Text)
+    for_plan: Mapped[bool] = mapped_column(server_default="false")
     created_at: Mapped[datetime] = mapped_column(Instant, server_default=NOW)
 
 

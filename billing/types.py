@@ -26,12 +26,13 @@ class PriceSchedule(msgspec.Struct, frozen=True, gc=False):
 
 
 class PriceBook(msgspec.Struct, frozen=True):
-    """The one list of a currency; its prices are in its versions."""
+    """The one list of a currency, or a plan's prices that differ from it; the prices are in its versions."""
 
     id: UUID
     name: str
     currency: str
     created_at: datetime
+    for_plan: bool = False
 
 
 class PriceVersion(msgspec.Struct, frozen=True):

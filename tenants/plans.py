@@ -39,13 +39,13 @@ async def _row(session: AsyncSession, plan_id: UUID, *, lock: bool = False) -> P
     return row
 
 
-async def create(session: AsyncSession, *, name: str, description: str = "") -> Plan:
+async def create(session: AsyncSession, *, name: str, description: str = "", price_book_id: UUID | None = None) -> Plan:
     """Make a plan without limits.
 
     Raises:
         PlatformError: conflict for a name in use.
     """
-    row = PlanRow(id=new_uuid(), name=name, description=description)
+    row = PlanRow(id=new_uuid(), name=name, description=description, price_book_id=price_book_id)
     await limit_queries.save_plan(session, row)
     return _plan(row)
 
@@ -69,6 +69,16 @@ async def update(
     if description is not None:
         row.description = description
     await limit_queries.save_plan(session, row)
+    return _plan(row)
+
+
+async def set_price_book(session: AsyncSession, plan_id: UUID, price_book_id: UUID | None) -> Plan:
+    """Give a plan prices of its own, or with None the list's; requests that were admitted keep theirs."""
+    row = await _row(session, plan_id, lock=True)
+    if row.price_book_id != price_book_id:
+        row.price_book_id = price_book_id
+        await session.flush()
+        await record_config_change(session, "plan", plan_id)
     return _plan(row)
 
 

@@ -40,10 +40,11 @@ Id = Annotated[str, Field(max_length=64)]
 
 
 class BookIn(Input):
-    """A new book; a currency has one."""
+    """A new book: the list of a currency, which has one, or one for plans, with what differs from the list."""
 
     name: Name
     currency: CurrencyCode
+    for_plan: bool = False
 
 
 class BookOut(Output):
@@ -52,6 +53,7 @@ class BookOut(Output):
     id: str
     name: str
     currency: str
+    for_plan: bool
     created_at: datetime
 
 
@@ -134,7 +136,11 @@ class PriceList(Output):
 
 def _book(row: PriceBook) -> BookOut:
     return BookOut(
-        id=format_id(IdKind.PRICE_BOOK, row.id), name=row.name, currency=row.currency, created_at=row.created_at
+        id=format_id(IdKind.PRICE_BOOK, row.id),
+        name=row.name,
+        currency=row.currency,
+        for_plan=row.for_plan,
+        created_at=row.created_at,
     )
 
 
@@ -176,7 +182,7 @@ def _item(item: PriceItem) -> ItemOut:
 
 @router.post(f"{ADMIN}/price-books", status_code=201, summary="Create a price book", responses=problems(409))
 async def create_price_book(body: BookIn, session: Session, act: CurrentAct) -> BookOut:
-    book_id = await price_book.create_book(session, body.name, Currency(body.currency))
+    book_id = await price_book.create_book(session, body.name, Currency(body.currency), for_plan=body.for_plan)
     act.on(book_id, name=body.name, currency=body.currency)
     (row,) = [row for row in await price_book.list_books(session) if row.id == book_id]
     return _book(row)

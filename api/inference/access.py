@@ -124,9 +124,10 @@ def _price(
     """The prices in force, and when others take their place; a tier without a published price is refused."""
     prices = directory.prices
     if prices is not None:
-        found = prices.schedule(model.model_id, tier, principal.currency, principal.tenant_id, now_us)
+        currency, book = principal.currency, principal.price_book_id
+        found = prices.schedule(model.model_id, tier, currency, principal.tenant_id, now_us, plan_book=book)
         if found is not None:
-            return found, prices.next_change_us(principal.currency, now_us)
+            return found, prices.next_change_us(currency, now_us, book)
     raise PlatformError(
         "TIER_NOT_PRICED",
         ErrorKind.FORBIDDEN,

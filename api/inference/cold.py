@@ -128,7 +128,12 @@ class ColdApp:
             if prices is None or tier > principal.tier_max:
                 continue
             schedule = prices.schedule(
-                model.model_id, tier, principal.currency, principal.tenant_id, gateway.clock.now_us()
+                model.model_id,
+                tier,
+                principal.currency,
+                principal.tenant_id,
+                gateway.clock.now_us(),
+                plan_book=principal.price_book_id,
             )
             if schedule is not None:
                 tiers[tier.label] = _per_million(schedule)

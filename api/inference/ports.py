@@ -72,10 +72,17 @@ class Prices(Protocol):
     """Published prices, in memory."""
 
     def schedule(
-        self, model_id: UUID, tier: Tier, currency: Currency, tenant_id: UUID, at_us: int | None = None
+        self,
+        model_id: UUID,
+        tier: Tier,
+        currency: Currency,
+        tenant_id: UUID,
+        at_us: int | None = None,
+        *,
+        plan_book: UUID | None = None,
     ) -> PriceSchedule | None: ...
 
-    def next_change_us(self, currency: Currency, at_us: int) -> int: ...
+    def next_change_us(self, currency: Currency, at_us: int, plan_book: UUID | None = None) -> int: ...
 
 
 class States(Protocol):

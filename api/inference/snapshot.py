@@ -6,7 +6,7 @@ metrics.
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
@@ -127,7 +127,7 @@ class Follower:
             else:
                 directory.principals[digest] = principal
         if limits:
-            await self._change_limits(limits)
+            await change_limits(directory, limits)
         kinds = {kind for kind, _ in touched}
         if "catalog" in kinds:
             await self._load_catalog()
@@ -136,18 +136,6 @@ class Follower:
         directory.changed()
         directory.revision = changes[-1][0]
         self._metrics.add("config_reloads_total")
-
-    async def _change_limits(self, limits: list[principals.LimitPatch]) -> None:
-        """Give the keys that are known their new limits, slice by slice: there may be a hundred thousand."""
-        known = self._directory.principals
-        for place, digest in enumerate(list(known), 1):
-            principal = known.get(digest)
-            if principal is not None:
-                for patch in limits:
-                    principal = patch.apply(principal)
-                known[digest] = principal
-            if place % SLICE == 0:
-                await asyncio.sleep(0)
 
     async def _load_catalog(self) -> None:
         async with transaction(self._sessions) as session:
@@ -167,3 +155,16 @@ class Follower:
     async def _load_prices(self) -> None:
         async with transaction(self._sessions) as session:
             self._directory.prices = await price_book.load_table(session, self._clock.now())
+
+
+async def change_limits(directory: Directory, patches: Sequence[principals.LimitPatch]) -> None:
+    """Give the keys that are known their new limits, slice by slice: there may be a hundred thousand."""
+    known = directory.principals
+    for place, digest in enumerate(list(known), 1):
+        principal = known.get(digest)
+        if principal is not None:
+            for patch in patches:
+                principal = patch.apply(principal)
+            known[digest] = principal
+        if place % SLICE == 0:
+            await asyncio.sleep(0)

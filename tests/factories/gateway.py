@@ -116,14 +116,21 @@ class FixedPrices:
         self._prices = (input_, cached, output)
 
     def schedule(
-        self, model_id: UUID, tier: Tier, currency: Currency, tenant_id: UUID, at_us: int | None = None
+        self,
+        model_id: UUID,
+        tier: Tier,
+        currency: Currency,
+        tenant_id: UUID,
+        at_us: int | None = None,
+        *,
+        plan_book: UUID | None = None,
     ) -> PriceSchedule | None:
         if tier not in self._tiers:
             return None
         price, cached, output = self._prices
         return PriceSchedule(self.version, currency, tier, price, cached, price, output, output)
 
-    def next_change_us(self, currency: Currency, at_us: int) -> int:
+    def next_change_us(self, currency: Currency, at_us: int, plan_book: UUID | None = None) -> int:
         return NEVER_US
 
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from billing import price_book
+from billing import price_book, price_table
 from billing.price_table import (
     PriceTable,
     PublishedVersion,
@@ -226,3 +226,48 @@ async def test_the_hash_covers_every_fact(sessions: Sessions) -> None:
 def test_a_version_without_output_price_is_refused() -> None:
     with pytest.raises(PlatformError, match="no output price"):
         VersionPrices(UUID(int=1), Currency.USD, make.items({"input": "1"}))
+
+
+async def test_the_tenants_own_price_goes_before_its_plans_and_that_before_the_list(sessions: Sessions) -> None:
+    book = await new_book(sessions)
+    own = make.items({"input": "1.00"}, tenant_id=TENANT)
+    await published(sessions, book, [*make.items({"input": "2", "output": "6"}), *own])
+    async with transaction(sessions) as session:
+        gold = await price_book.create_book(session, "gold", Currency.USD, for_plan=True)
+        yuan = await price_book.create_book(session, "gold in CNY", Currency.CNY, for_plan=True)
+    of_gold = await published(sessions, gold, make.items({"input": "1.50", "output": "5"}))
+    change = NOW + timedelta(days=1)
+    await published(sessions, gold, make.items({"input": "1.40"}), change)
+    await published(sessions, yuan, make.items({"input": "9", "output": "9"}))
+    table = await load(sessions, NOW)
+
+    def found(tenant: UUID, plan_book: UUID | None, at: datetime = NOW, tier: Tier = Tier.STANDARD) -> int | None:
+        at_us = instant_us(at)
+        price = table.schedule(make.MODEL, tier, Currency.USD, tenant, at_us, plan_book=plan_book)
+        return None if price is None else price.input
+
+    assert (found(TENANT, gold), found(OTHER, gold), found(OTHER, None)) == (1_000_000, 1_500_000, 2_000_000)
+    assert (found(OTHER, gold, change), found(OTHER, yuan)) == (1_400_000, 2_000_000)  # yuan are not billed in dollars
+    assert found(OTHER, gold, tier=Tier.PRIORITY) is None
+    assert table.next_change_us(Currency.USD, instant_us(NOW)) == price_table.NEVER_US
+    assert table.next_change_us(Currency.USD, instant_us(NOW), gold) == instant_us(change)
+    async with transaction(sessions) as session:  # what the poster rates again with
+        version = await price_book.load_version(session, of_gold)
+    assert version is not None
+    again = version.schedule(make.MODEL, Tier.STANDARD, OTHER)
+    assert again == table.schedule(make.MODEL, Tier.STANDARD, Currency.USD, OTHER, instant_us(NOW), plan_book=gold)
+
+
+async def test_a_currency_has_one_list_and_plans_as_many_books_as_they_like(sessions: Sessions) -> None:
+    listed = await new_book(sessions)
+    async with transaction(sessions) as session:
+        for name in ("gold", "silver"):
+            book = await price_book.create_book(session, name, Currency.USD, for_plan=True)
+            await price_book.check_for_plan(session, book)
+        with pytest.raises(PlatformError) as caught:
+            await price_book.create_book(session, "second list", Currency.USD)
+        assert caught.value.code == "BOOK_EXISTS"
+        with pytest.raises(PlatformError, match="made for plans"):
+            await price_book.check_for_plan(session, listed)
+        with pytest.raises(PlatformError, match="in the list"):
+            await price_book.create_draft(session, book, make.items({"input": "1", "output": "1"}, tenant_id=TENANT))
