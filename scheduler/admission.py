@@ -5,46 +5,30 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
-import msgspec
 import structlog
 
 from catalog.types import ServedModel
 from core import keyspace
 from core.clock import Clock
 from core.demand import Demand, DemandKind
-from core.errors import PlatformError
 from core.resp import RespClient, RespError, RespUnavailable
 from core.tiers import Tier
 from scheduler import commands, refusals
-from scheduler.commands import KEEP, REMOVE, Code
-from scheduler.fail_static import FailStatic
-from scheduler.types import Grant, LimitState, Packed, Prepared
+from scheduler.commands import AS_ESTIMATED, COUNT_MAX, KEEP, REMOVE, Code, acquire_call, release_call
+from scheduler.fail_static import Credit, FailStatic
+from scheduler.loading import BudgetLoader, CreditLoader, Loading
+from scheduler.types import Grant, Packed, Prepared
 from scheduler.upkeep import Upkeep
 from scheduler.waiting import Waiting, WaitResult
 
 log = structlog.get_logger()
 
-CreditLoader = Callable[[UUID], Awaitable[object]]
-ATTEMPTS_MAX = 4
+ATTEMPTS_MAX = 8
 UNSETTLED_MAX = 100_000
 RESYNC_WAIT_S = 1.0
+GRANTED = int(Code.GRANTED)  # looked up once: the hot path compares with it
 
-
-class _Ask(msgspec.Struct, gc=False):
-    """One call of `acquire`."""
-
-    request_id: UUID
-    key: str
-    packed: Packed
-    prepared: Prepared
-    money: Demand | None
-    hold: str
-    tier: Tier
-    wait_s: float
-    started: float
-
-
-GRANTED, CONCURRENCY = int(Code.GRANTED), DemandKind.CONCURRENCY  # looked up once: the hot path compares with them
+Release = tuple[str, int, int, int]  # tenant, charge, input and output tokens used
 
 
 class Admission:
@@ -56,6 +40,7 @@ class Admission:
         clock: its monotonic time rules the replica's own decisions; the script uses the server's time.
         global_inflight_max: requests in flight over all replicas.
         credit_loader: puts a tenant's credit into Valkey; awaited when the script does not find it.
+        budget_loader: puts what a tenant spent on these budgets into Valkey; awaited when the script misses one.
         on_epoch: enters what else Valkey lost with its data; awaited before this replica counts as back.
         settle_s: how long admission is fenced after Valkey lost its data while replicas ran.
         background: keep heartbeat, reaper and reconciler running; tests call the steps themselves.
@@ -69,6 +54,7 @@ class Admission:
         clock: Clock,
         global_inflight_max: int,
         credit_loader: CreditLoader | None = None,
+        budget_loader: BudgetLoader | None = None,
         on_epoch: Callable[[], Awaitable[object]] | None = None,
         settle_s: float = 5.0,
         background: bool = True,
@@ -79,7 +65,7 @@ class Admission:
         self._replica = replica
         self._clock = clock
         self._cap = Demand(DemandKind.CAP, commands.GLOBAL, 1, global_inflight_max, "MODEL_BUSY")
-        self._credit_loader = credit_loader
+        self._loading = Loading(credit_loader, budget_loader)
         self._background = background
         self._static = FailStatic(clock)
         self._waiting = Waiting(client, replica)
@@ -95,10 +81,9 @@ class Admission:
         )
         self._grants: dict[str, Grant] = {}
         self._asking: set[str] = set()
-        self._loading: dict[str, asyncio.Task[object]] = {}
-        # What was given back lately, key → (tenant, charge): said again when an answer may have been lost.
-        self._recent: dict[str, tuple[str, str]] = {}
-        self._recent_before: dict[str, tuple[str, str]] = {}
+        # What was given back lately: said again when an answer may have been lost.
+        self._recent: dict[str, Release] = {}
+        self._recent_before: dict[str, Release] = {}
 
     @property
     def ready(self) -> bool:
@@ -123,10 +108,7 @@ class Admission:
 
     async def close(self) -> None:
         """Leave; requests still held count as ended for the others."""
-        loading = list(self._loading.values())
-        for task in loading:
-            task.cancel()
-        await asyncio.gather(*loading, return_exceptions=True)
+        await self._loading.close()
         await self._upkeep.close()
 
     async def heartbeat(self) -> None:
@@ -147,6 +129,8 @@ class Admission:
                 raise ValueError("Money differs from request to request; give it to acquire.")
             if demand.kind is DemandKind.RATE and demand.window_s < 1:
                 raise ValueError("A rate has a window of at least 1 s.")
+            if demand.kind is DemandKind.CAP and not demand.enforced:
+                raise ValueError("A cap that lets everything pass is none.")
         return Prepared(demands)
 
     async def acquire(
@@ -155,67 +139,81 @@ class Admission:
         prepared: Prepared,
         money: Demand | None,
         *,
+        input_tokens: int,
+        output_tokens: int,
         model: ServedModel,
         tier: Tier,
         wait_s: float,
     ) -> Grant:
         """Take everything the request demands, or nothing; wait for a slot at most `wait_s` and the model's maximum.
 
-        Cancelling the task takes the request out of the queue, or gives its grant back.
+        The tokens are the most it can use; `release` corrects them. Cancelling the task takes the request out of the
+        queue, or gives its grant back.
 
         Raises:
-            PlatformError: RATE_LIMITED, CONCURRENCY_LIMITED (or the demand's own code), INSUFFICIENT_CREDIT,
-                MODEL_BUSY, SERVICE_UNAVAILABLE.
+            PlatformError: RATE_LIMITED, TOKENS_LIMITED, CONCURRENCY_LIMITED, BUDGET_EXCEEDED (or the demand's own
+                code), INSUFFICIENT_CREDIT, MODEL_BUSY, SERVICE_UNAVAILABLE.
         """
-        packed = prepared.packed
+        upkeep, packed = self._upkeep, prepared.packed
         tenant = "" if money is None else money.counter
-        if packed is None or packed.model is not model or packed.tenant != tenant or packed.epoch != self._upkeep.epoch:
+        if packed is None or packed.model is not model or packed.tenant != tenant or packed.epoch != upkeep.epoch:
             packed = self._pack(prepared, model, tenant)
-        hold = "" if money is None else str(money.amount)
-        ask = _Ask(request_id, request_id.hex, packed, prepared, money, hold, tier, min(wait_s, model.max_wait_s), 0.0)
-        if not self._upkeep.ready:
-            return self._decide_alone(ask)
-        key = ask.key
+        key = request_id.hex
+        hold = 0 if money is None else min(money.amount, COUNT_MAX)
+        grant = Grant(request_id, [], key, packed, prepared, tier, hold, input_tokens, output_tokens)
+        if not upkeep.ready:
+            return self._decide_alone(grant)
+        wait_s = min(wait_s, model.max_wait_s)
         self._asking.add(key)
         try:
-            call = self._encode(ask, ask.wait_s)
+            call = self._encode(grant, wait_s)
             try:
                 reply = await self._client.send(call)
             except RespError as error:
                 reply = await self._send_again(call, error)
             if reply[0] != GRANTED:
-                reply = await self._insist(ask, reply)
+                reply = await self._insist(grant, money, wait_s, reply)
         except RespUnavailable:
-            return self._decide_alone(ask)
+            return self._decide_alone(grant)
         except asyncio.CancelledError:
-            self._give_back(key, tenant, REMOVE)
+            self._give_back(key, (tenant, REMOVE, 0, 0))
             raise
         finally:
             self._asking.discard(key)
-        return self._granted(ask, reply)
+        return self._granted(grant, reply)
 
-    def release(self, grant: Grant, charge_nano: int | None) -> None:
-        """Give back slots and money at once, without waiting; a second time does nothing.
+    def release(
+        self,
+        grant: Grant,
+        charge_nano: int | None,
+        input_tokens: int = AS_ESTIMATED,
+        output_tokens: int = AS_ESTIMATED,
+    ) -> None:
+        """Give back slots, money and tokens at once, without waiting; a second time does nothing.
 
         Args:
             grant: from `acquire`.
             charge_nano: what the request costs, held until its usage event is posted; None when no event will come,
                 which frees the hold altogether.
+            input_tokens: what it used of them; -1 when nobody knows, which leaves the estimate.
+            output_tokens: likewise.
         """
-        if self._grants.pop(grant.key, None) is None:
+        key = grant.key
+        if self._grants.pop(key, None) is None:
             return
         packed = grant.packed
         now = self._clock.monotonic()
         packed.share.note_release(now)
         packed.deployment.note_release(now)
-        if grant.local and packed.credit is not None:
-            packed.credit.used += (charge_nano or 0) - int(grant.hold)
-        charge = REMOVE if charge_nano is None else str(charge_nano)
+        charge = REMOVE if charge_nano is None else min(charge_nano, COUNT_MAX)
+        if grant.local:
+            for credit in _money(packed):
+                credit.used += max(0, charge) - grant.hold
         if self._upkeep.ready and packed.epoch == self._upkeep.epoch:
-            self._recent[grant.key] = (packed.tenant, charge)
-            self._client.post(commands.release_call(packed.release, grant.key, charge))
+            self._recent[key] = (packed.tenant, charge, input_tokens, output_tokens)
+            self._client.post(release_call(packed.release, key.encode(), charge, input_tokens, output_tokens))
         else:
-            self._give_back(grant.key, packed.tenant, charge)
+            self._give_back(key, (packed.tenant, charge, input_tokens, output_tokens))
 
     async def reconcile(self) -> None:
         """Make this replica's leases and what it holds agree: register what is missing, give back what is too much."""
@@ -230,33 +228,49 @@ class Admission:
         self._waiting.lost(waiting - held)
         known = self._grants.keys() | self._waiting.keys() | self._asking
         for key in held - known:
-            self._send_release(key, *self._recent_release(key))
+            self._send_release(key, self._recent_release(key))
         self._static.forget_idle()
 
     def _pack(self, prepared: Prepared, model: ServedModel, tenant: str) -> Packed:
-        epoch, static = self._upkeep.epoch, self._static
-        caps = (self._cap, *prepared.caps)
+        epoch, static, replica = self._upkeep.epoch, self._static, self._replica
         names = tuple(demand.counter for demand in prepared.named)
+        spends = tuple(demand.counter for demand in prepared.spends if demand.enforced)
+        text = commands.spec_text(prepared, (self._cap, *prepared.caps), model, tenant)
+        spec = commands.spec_id(text)
         packed = Packed(
             model=model,
             tenant=tenant,
             epoch=epoch,
-            acquire=commands.acquire_prefix(prepared, caps, model, tenant=tenant, epoch=epoch, replica=self._replica),
-            release=commands.release_prefix(prepared, caps, model, tenant=tenant, epoch=epoch, replica=self._replica),
-            lease=commands.lease_text(prepared, caps, model, tenant),
+            spec=spec,
+            text=text,
+            acquire=commands.acquire_prefix(spec, epoch=epoch, replica=replica),
+            release=commands.release_prefix(tenant, epoch=epoch, replica=replica),
             share=static.share(model.deployment_id, tenant, names),
             deployment=static.share(model.deployment_id),
             credit=static.credit(tenant) if tenant else None,
+            budget=static.credit(spends) if tenant and spends else None,
         )
         prepared.packed = packed
         return packed
 
-    def _encode(self, ask: _Ask, wait_s: float) -> bytes:
-        return commands.acquire_call(ask.packed.acquire, ask.key, ask.tier, ask.hold, max(0, int(wait_s * 1_000_000)))
+    @staticmethod
+    def _encode(grant: Grant, wait_s: float) -> bytes:
+        packed = grant.packed
+        wait_us = int(wait_s * 1_000_000) if wait_s > 0 else 0
+        call = acquire_call(
+            packed.acquire,
+            grant.key.encode(),
+            grant.tier,
+            grant.hold,
+            wait_us,
+            grant.input_tokens,
+            grant.output_tokens,
+        )
+        return call if packed.known else commands.with_spec(call, packed.text)
 
     async def _send_again(self, call: bytes, error: RespError) -> list[Any]:
         """Load the scripts that the server has lost; whatever else keeps it from answering is `RespUnavailable`."""
-        if not str(error).startswith("NOSCRIPT"):
+        if not str(error).startswith(commands.NO_FUNCTION):
             if not self._static.away:
                 log.warning("admission.failed", error=str(error))
             raise RespUnavailable(str(error)) from error
@@ -267,56 +281,66 @@ class Admission:
             raise RespUnavailable(str(again)) from again
         return reply
 
-    async def _insist(self, ask: _Ask, reply: list[Any]) -> list[Any]:
+    async def _insist(self, grant: Grant, money: Demand | None, wait_s: float, reply: list[Any]) -> list[Any]:
         """Bring an answer other than a grant to its end; returns the grant's, its second place the µs waited."""
         waited = 0.0
-        loaded = False
+        loaded: set[int] = set()
         for _ in range(ATTEMPTS_MAX):
-            match reply[0]:
-                case Code.GRANTED:
-                    return [reply[0], int(waited * 1_000_000), *reply[2:]]
-                case Code.QUEUED:
-                    started = self._clock.monotonic()
-                    result = await self._wait(ask, ask.wait_s - waited, reply[1])
-                    waited += self._clock.monotonic() - started
-                    if result is WaitResult.GRANTED:
-                        return [reply[0], int(waited * 1_000_000), *reply[2:]]
-                case Code.UNKNOWN_CREDIT if not loaded and ask.money is not None:
-                    await self._load_credit(ask.money.counter)
-                    loaded = True
-                case Code.EPOCH:
-                    await self._renew()
-                case _:
-                    raise self._refusal(ask, reply)
-            if ask.packed.epoch != self._upkeep.epoch:
-                ask.packed = self._pack(ask.prepared, ask.packed.model, ask.packed.tenant)
-            call = self._encode(ask, ask.wait_s - waited)
+            code, packed = reply[0], grant.packed
+            if code == Code.QUEUED:
+                started = self._clock.monotonic()
+                result = await self._wait(grant, wait_s - waited, reply[1])
+                waited += self._clock.monotonic() - started
+            if code == Code.GRANTED or (code == Code.QUEUED and result is WaitResult.GRANTED):
+                return [GRANTED, int(waited * 1_000_000), *reply[2:]]
+            if code in {Code.UNKNOWN_CREDIT, Code.UNKNOWN_BUDGET} and code not in loaded:
+                loaded.add(code)
+                await self._load(code, grant)
+            elif code == Code.UNKNOWN_SPEC:
+                packed.known = False
+            elif code == Code.EPOCH:
+                await self._renew()
+            elif code != Code.QUEUED:
+                raise self._refusal(grant, money, reply)
+            if packed.epoch != self._upkeep.epoch:
+                grant.packed = self._pack(grant.prepared, packed.model, packed.tenant)
+            call = self._encode(grant, wait_s - waited)
             try:
                 reply = await self._client.send(call)
             except RespError as error:
                 reply = await self._send_again(call, error)
         raise RespUnavailable("no decision")
 
-    async def _wait(self, ask: _Ask, wait_s: float, estimate_s: int) -> WaitResult:
+    async def _load(self, code: int, grant: Grant) -> None:
+        if code == Code.UNKNOWN_CREDIT:
+            await self._loading.credit(grant.packed.tenant)
+        else:
+            await self._loading.budgets(grant.packed.tenant, grant.prepared.spends)
+
+    async def _wait(self, grant: Grant, wait_s: float, estimate_s: int) -> WaitResult:
         """Wait in the queue for a grant or for the queue's loss.
 
         Raises:
             PlatformError: MODEL_BUSY at the deadline or when taken out of the queue.
         """
-        result = await self._waiting.wait(ask.key, wait_s)
+        result = await self._waiting.wait(grant.key, wait_s)
         if result in (WaitResult.DEADLINE, WaitResult.DROPPED):
-            self._give_back(ask.key, ask.packed.tenant, REMOVE)
-            raise refusals.busy(ask.packed.model.name, int(estimate_s - max(0.0, wait_s)), "deadline")
+            self._give_back(grant.key, (grant.packed.tenant, REMOVE, 0, 0))
+            raise refusals.busy(grant.packed.model.name, int(estimate_s - max(0.0, wait_s)), "deadline")
         return result
 
-    def _refusal(self, ask: _Ask, reply: list[Any]) -> Exception:
-        if reply[0] == Code.REFUSED:
-            if reply[1] == -1 and ask.money is not None:
-                return refusals.no_credit(ask.money)
-            return refusals.over_limit(ask.prepared.named[reply[1]], reply[2])
-        if reply[0] == Code.BUSY:
-            return refusals.busy(ask.packed.model.name, reply[1], "queue")
-        if reply[0] == Code.UNKNOWN_CREDIT:
+    @staticmethod
+    def _refusal(grant: Grant, money: Demand | None, reply: list[Any]) -> Exception:
+        code, model = reply[0], grant.packed.model.name
+        if code == Code.REFUSED:
+            if reply[1] == -1 and money is not None:
+                return refusals.no_credit(money)
+            demand = grant.prepared.named[reply[1]]
+            wanted = (demand.amount, grant.input_tokens, grant.output_tokens)[demand.unit]
+            return refusals.over_limit(demand, reply[2], model=model, wanted=wanted, hold=grant.hold)
+        if code == Code.BUSY:
+            return refusals.busy(model, reply[1], "queue")
+        if code in {Code.UNKNOWN_CREDIT, Code.UNKNOWN_BUDGET}:
             return refusals.unavailable()
         return RespUnavailable("admission is fenced until the replicas have registered their requests")
 
@@ -330,86 +354,74 @@ class Admission:
         if not self._upkeep.ready:
             raise RespUnavailable("no epoch")
 
-    async def _load_credit(self, tenant: str) -> None:
-        """Have the tenant's credit put into Valkey, once however many wait for it."""
-        if self._credit_loader is None:
-            raise refusals.unavailable()
-        task = self._loading.get(tenant)
-        if task is None:
-            task = asyncio.ensure_future(self._credit_loader(UUID(hex=tenant)))
-            self._loading[tenant] = task
-            task.add_done_callback(lambda _: self._loading.pop(tenant, None))
-        try:
-            await asyncio.shield(task)
-        except PlatformError:
-            raise
-        except Exception as error:
-            log.warning("credit.load_failed", error=type(error).__name__)
-            raise refusals.unavailable() from error
-
-    def _granted(self, ask: _Ask, reply: list[Any]) -> Grant:
-        packed, static = ask.packed, self._static
+    def _granted(self, grant: Grant, reply: list[int]) -> Grant:
+        packed, static = grant.packed, self._static
+        packed.known = True
         now = self._clock.monotonic()
-        packed.share.note_grant(now)
+        packed.share.note_grant(now, grant.input_tokens + grant.output_tokens)
         packed.deployment.note_grant(now)
-        if packed.credit is not None and reply[2] >= 0:
+        if reply[2] >= 0 and packed.credit is not None:
             packed.credit.note(reply[2], now)
+        if reply[4] >= 0 and packed.budget is not None:
+            packed.budget.note(reply[4], now)
         if static.away:
             static.came_back()
-        grant = Grant(ask.request_id, reply[1], _limits(ask.prepared, reply), ask.key, packed, ask.tier, ask.hold)
-        self._grants[ask.key] = grant
+        grant.reply = reply
+        self._grants[grant.key] = grant
         return grant
 
-    def _decide_alone(self, ask: _Ask) -> Grant:
+    def _decide_alone(self, grant: Grant) -> Grant:
         """Decide without Valkey. The grant is registered there once it is back."""
-        packed = ask.packed
+        packed = grant.packed
         self._static.went_away()
-        hold = int(ask.hold or 0)
-        if not self._static.admits((packed.share, packed.deployment), packed.credit, hold, ask.tier):
-            self._give_back(ask.key, packed.tenant, REMOVE)  # the script may have granted it before the silence
+        tokens = grant.input_tokens + grant.output_tokens if grant.prepared.tokens else 0
+        shares = (packed.share, packed.deployment)
+        if not self._static.admits(shares, _money(packed), grant.hold, grant.tier, tokens):
+            self._give_back(grant.key, (packed.tenant, REMOVE, 0, 0))  # it may have been granted before the silence
             raise refusals.unavailable()
-        grant = Grant(ask.request_id, 0, (), ask.key, packed, ask.tier, ask.hold, local=True)
-        self._grants[ask.key] = grant
+        grant.local = True
+        self._grants[grant.key] = grant
         if self._upkeep.ready:
             self._register(grant)
         return grant
 
-    def _give_back(self, key: str, tenant: str, charge: str) -> None:
-        self._recent[key] = (tenant, charge)
+    def _give_back(self, key: str, release: Release) -> None:
+        self._recent[key] = release
         if self._upkeep.ready:
-            self._send_release(key, tenant, charge)
+            self._send_release(key, release)
         elif len(self._recent) > UNSETTLED_MAX:
             del self._recent[next(iter(self._recent))]
 
-    def _send_release(self, key: str, tenant: str, charge: str) -> None:
-        self._client.post(
-            commands.bare_release_call(key, charge, tenant=tenant, epoch=self._upkeep.epoch, replica=self._replica)
-        )
+    def _send_release(self, key: str, release: Release) -> None:
+        tenant, *used = release
+        prefix = commands.release_prefix(tenant, epoch=self._upkeep.epoch, replica=self._replica)
+        self._client.post(release_call(prefix, key.encode(), *used))
 
     def _repeat_releases(self) -> None:
         """Say the releases of the last seconds again: their answers may have been lost, or errors."""
         for key in [*self._recent_before, *self._recent]:
-            self._send_release(key, *self._recent_release(key))
+            self._send_release(key, self._recent_release(key))
 
-    def _recent_release(self, key: str) -> tuple[str, str]:
-        return self._recent.get(key) or self._recent_before.get(key) or ("", KEEP)
+    def _recent_release(self, key: str) -> Release:
+        unknown = ("", KEEP, AS_ESTIMATED, AS_ESTIMATED)
+        return self._recent.get(key) or self._recent_before.get(key) or unknown
 
     def _register(self, grant: Grant) -> None:
         packed = grant.packed
-        call = commands.register_call(
-            grant.key,
-            f"G{grant.tier}{packed.lease}",
-            grant.hold,
-            model=packed.model,
-            tenant=packed.tenant,
-            epoch=self._upkeep.epoch,
-            replica=self._replica,
+        lease = commands.lease_text(
+            packed.spec,
+            tier=grant.tier,
+            at_us=grant.reply[3] if grant.reply else 0,
+            hold=grant.hold,
+            input_tokens=grant.input_tokens,
+            output_tokens=grant.output_tokens,
         )
-        self._client.post(call)
+        epoch, replica = self._upkeep.epoch, self._replica
+        self._client.post(commands.register_call(grant.key, lease, packed.text, epoch=epoch, replica=replica))
 
     def _on_post_error(self, error: RespError) -> None:
         """A release or registration failed. Without its script it is said again; else the next new start does that."""
-        if str(error).startswith("NOSCRIPT"):
+        if str(error).startswith(commands.NO_FUNCTION):
             self._upkeep.start_reload()
         else:
             log.warning("admission.post_failed", error=str(error))
@@ -428,16 +440,5 @@ class Admission:
             self._waiting.turn()
 
 
-def _limits(prepared: Prepared, reply: list[Any]) -> tuple[LimitState, ...]:
-    """Return the limits in the order of `Prepared.named`. See `Code.GRANTED` for the answer's layout."""
-    if len(reply) == 3:
-        return ()
-    states = []
-    at = 3
-    for demand in prepared.concurrencies:
-        states.append(LimitState(demand.counter, demand.limit, reply[at], 0, CONCURRENCY))
-        at += 1
-    for demand in prepared.rates:
-        states.append(LimitState(demand.counter, demand.limit, reply[at], reply[at + 1]))
-        at += 2
-    return tuple(states)
+def _money(packed: Packed) -> tuple[Credit, ...]:
+    return tuple(credit for credit in (packed.credit, packed.budget) if credit is not None)

@@ -1,63 +1,79 @@
-"""The scripts and their encoded calls. Pure: bytes in, bytes out; the layouts are stated at the head of each script."""
+"""The script library and its encoded calls. Pure: bytes in, bytes out; layouts stand at the head of each script."""
 
+import hashlib
 from enum import IntEnum
 from pathlib import Path
+from struct import Struct
 
 import msgspec
 
 from catalog.types import ServedModel
 from core import keyspace
 from core.demand import Demand
-from core.resp import Part, Script, pack, script
+from core.money import MAX_BALANCE_NANO
+from core.resp import Part, pack
 from scheduler.types import Prepared
 
 _FOLDER = Path(__file__).resolve().parent / "scripts"
-_COMMON = (_FOLDER / "common.lua").read_text(encoding="utf-8")
+_FILES = ("common", "acquire", "release", "register", "tick", "heartbeat", "epoch")
+_HEAD = """#!lua name=tidegate_{0}
+local function function_name(name) return 'tg_' .. name .. '_{0}' end
+"""
 
 
-def _load(name: str) -> Script:
-    text = (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
-    return script(text.replace("--#common\n", _COMMON))
+def _library() -> tuple[str, str]:
+    """Return the library's text and the part of its names that changes with it, so that versions live side by side."""
+    body = "\n".join((_FOLDER / f"{name}.lua").read_text(encoding="utf-8") for name in _FILES)
+    tag = hashlib.sha256(body.encode()).hexdigest()[:8]
+    return _HEAD.format(tag) + body, tag
 
 
-ACQUIRE = _load("acquire")
-RELEASE = _load("release")
-REGISTER = _load("register")
-TICK = _load("tick")
-HEARTBEAT = _load("heartbeat")
-EPOCH = _load("epoch")
-HOT = (ACQUIRE, RELEASE, REGISTER)
+LIBRARY, _TAG = _library()
+ACQUIRE, RELEASE, REGISTER, TICK, HEARTBEAT, EPOCH = (
+    f"tg_{name}_{_TAG}" for name in ("acquire", "release", "register", "tick", "heartbeat", "epoch")
+)
+NO_FUNCTION = "ERR Function not found"
+HAS_LIBRARY = "already exists"
 
 OFFSET = keyspace.PREFIX + "offset_us"  # tests move the server's time with it
 SETTLE = keyspace.PREFIX + "settle"
 WAITERS = keyspace.PREFIX + "waiters"
-QUEUES = keyspace.PREFIX + "queues"
 UNCLAIMED = keyspace.PREFIX + "unclaimed"
 AWAITED = keyspace.PREFIX + "awaited"
 GLOBAL = "global"
 
-KEEP = ""  # charges of `release`: leave the money as it is
-REMOVE = "-"  # nothing was used and no usage event will come
+KEEP = -2  # charges of `release`: leave the money as it is
+REMOVE = -1  # nothing was used and no usage event will come
+AS_ESTIMATED = -1  # tokens of `release`
+COUNT_MAX = MAX_BALANCE_NANO  # what a limit counts as at most: Lua's numbers are whole up to 2^53
+
+_ACQUIRE_TAIL = Struct("<5s32s7sBdddd2s").pack
+_RELEASE_TAIL = Struct("<5s32s7sddd2s").pack
+_LEASE = Struct("<cBddddd").pack
+_REQUEST, _ACQUIRE_NEXT, _RELEASE_NEXT, _END = b"$32\r\n", b"\r\n$33\r\n", b"\r\n$24\r\n", b"\r\n"
 
 
 class Code(IntEnum):
     """The first element of each answer."""
 
-    GRANTED = 1  # then: 0, credit left or -1, each concurrency's remaining, each rate's remaining and reset s
+    GRANTED = 1  # see `Grant.reply`
     QUEUED = 2  # the same with the estimated wait in s in the second place
     REFUSED = 3  # then: which of `Prepared.named` (-1: money), retry after s
     BUSY = 4  # then: retry after s
     UNKNOWN_CREDIT = 5
     EPOCH = 6
     SETTLING = 7  # then: µs left
+    UNKNOWN_BUDGET = 8
+    UNKNOWN_SPEC = 9
 
 
 def queue(deployment: str) -> str:
     return f"{keyspace.PREFIX}q:{deployment}"
 
 
-def _out_keys(tenant: str) -> tuple[str, str]:
-    return f"{keyspace.PREFIX}credit:{tenant}", f"{keyspace.PREFIX}out:{tenant}"
+def call(name: str, keys: list[Part], args: list[Part]) -> bytes:
+    """Encode a call of the library."""
+    return pack("FCALL", name, len(keys), *keys, *args)
 
 
 def _open_ended(parts: list[Part], more: int) -> bytes:
@@ -66,70 +82,60 @@ def _open_ended(parts: list[Part], more: int) -> bytes:
     return b"*%d\r\n%b" % (len(parts) + more, body)
 
 
-def _amounts(demands: tuple[Demand, ...]) -> str:
-    return " ".join(f"{d.counter}={d.amount}" for d in demands)
+def spec_text(prepared: Prepared, caps: tuple[Demand, ...], model: ServedModel, tenant: str) -> bytes:
+    """Return what every request of `prepared` on this model demands, as the scripts read it. See common.lua."""
+
+    def counted(demands: tuple[Demand, ...]) -> list[tuple[str, int, int, int]]:
+        return [(d.counter, d.amount, min(d.limit, COUNT_MAX), int(d.enforced)) for d in demands]
+
+    rates = [
+        (d.counter, d.amount, min(d.limit, COUNT_MAX), d.window_s * 1_000_000, int(d.unit), int(d.enforced))
+        for d in prepared.rates
+    ]
+    spends = prepared.spends if tenant else ()
+    limits = (model.inflight_max, model.waiting_max)
+    whole = (model.deployment_id.hex, tenant, *limits, counted(caps), counted(prepared.concurrencies), counted(spends))
+    return msgspec.msgpack.encode((*whole, rates))
 
 
-def lease_text(prepared: Prepared, caps: tuple[Demand, ...], model: ServedModel, tenant: str) -> str:
-    """Return the lease after state and tier. See common.lua."""
-    rates = " ".join(f"{d.counter}={d.amount}={d.window_s * 1_000_000}" for d in prepared.rates)
-    concurrencies = _amounts(prepared.concurrencies)
-    return f"|{model.deployment_id.hex}|{tenant}|{_amounts(caps)}|{concurrencies}|{rates}"
+def spec_id(text: bytes) -> str:
+    """Long enough for a lease to be more than 64 bytes: a hash of such values is found in without a search."""
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
-def acquire_prefix(
-    prepared: Prepared, caps: tuple[Demand, ...], model: ServedModel, *, tenant: str, epoch: bytes, replica: str
+def acquire_prefix(spec: str, *, epoch: bytes, replica: str) -> bytes:
+    """Encode everything of `acquire` but what a request brings."""
+    return _open_ended(["FCALL", ACQUIRE, 1, keyspace.lease(replica), epoch, spec], 2)
+
+
+def acquire_call(  # noqa: PLR0917 - in the order of the script's
+    prefix: bytes, request: bytes, tier: int, hold: int, wait_us: int, input_tokens: int, output_tokens: int
 ) -> bytes:
-    """Encode everything of `acquire` but request id, tier, hold and wait."""
-    counted = caps + prepared.concurrencies
-    deployment = model.deployment_id.hex
-    keys: list[Part] = [keyspace.EPOCH, OFFSET, SETTLE, WAITERS]
-    keys += [keyspace.counter(d.counter) for d in counted]
-    keys += [keyspace.lease(replica), keyspace.deployment(model.deployment_id), queue(deployment), QUEUES]
-    keys += _out_keys(tenant)
-    keys += [keyspace.counter(d.counter) for d in prepared.rates]
-    numbers = [len(caps), len(prepared.concurrencies), len(prepared.rates), model.inflight_max, model.waiting_max]
-    for demand in counted:
-        numbers += [demand.limit, demand.amount]
-    for demand in prepared.rates:
-        numbers += [demand.limit, demand.amount, demand.window_s * 1_000_000]
-    lease = lease_text(prepared, caps, model, tenant)
-    args: list[Part] = [epoch, msgspec.msgpack.encode(numbers), replica, lease, deployment]
-    return _open_ended(["EVALSHA", ACQUIRE.sha, len(keys), *keys, *args], 4)
+    """Encode the call. `request` is the id in hex."""
+    return prefix + _ACQUIRE_TAIL(
+        _REQUEST, request, _ACQUIRE_NEXT, tier, hold, wait_us, input_tokens, output_tokens, _END
+    )
 
 
-def acquire_call(prefix: bytes, request: str, tier: int, hold: str, wait_us: int) -> bytes:
-    wait = str(wait_us)
-    tail = f"$32\r\n{request}\r\n$1\r\n{tier}\r\n${len(hold)}\r\n{hold}\r\n${len(wait)}\r\n{wait}\r\n"
-    return prefix + tail.encode()
+def with_spec(acquire: bytes, text: bytes) -> bytes:
+    """Return the call of `acquire` with the spec's text, for a server that may not know it."""
+    return b"*9" + acquire[2:] + b"$%d\r\n%b\r\n" % (len(text), text)
 
 
-def release_prefix(
-    prepared: Prepared, caps: tuple[Demand, ...], model: ServedModel, *, tenant: str, epoch: bytes, replica: str
-) -> tuple[bytes, bytes]:
-    """Encode `release` but for what comes between the two pieces: request id and charge."""
-    counted = caps + prepared.concurrencies
-    keys = [keyspace.EPOCH, OFFSET, WAITERS, *(keyspace.counter(d.counter) for d in counted)]
-    keys += [keyspace.lease(replica), keyspace.deployment(model.deployment_id), *_out_keys(tenant)]
-    amounts = [d.amount for d in counted] if any(d.amount != 1 for d in counted) else []
-    head = _open_ended(["EVALSHA", RELEASE.sha, len(keys), *keys, epoch, replica, tenant], 2 + len(amounts))
-    return head, b"".join(b"$%d\r\n%d\r\n" % (len(str(amount)), amount) for amount in amounts)
+def release_prefix(tenant: str, *, epoch: bytes, replica: str) -> bytes:
+    """Encode everything of `release` but what a request brings; `tenant` is empty without money."""
+    return _open_ended(["FCALL", RELEASE, 1, keyspace.lease(replica), epoch, tenant], 2)
 
 
-def release_call(packed: tuple[bytes, bytes], request: str, charge: str) -> bytes:
-    return packed[0] + f"$32\r\n{request}\r\n${len(charge)}\r\n{charge}\r\n".encode() + packed[1]
+def release_call(prefix: bytes, request: bytes, charge: int, input_tokens: int, output_tokens: int) -> bytes:
+    return prefix + _RELEASE_TAIL(_REQUEST, request, _RELEASE_NEXT, charge, input_tokens, output_tokens, _END)
 
 
-def bare_release_call(request: str, charge: str, *, tenant: str, epoch: bytes, replica: str) -> bytes:
-    """Encode `release` of a request of which only tenant and charge are known; its lease says the rest."""
-    keys = [keyspace.EPOCH, OFFSET, WAITERS, keyspace.lease(replica), keyspace.PREFIX, *_out_keys(tenant)]
-    return pack("EVALSHA", RELEASE.sha, len(keys), *keys, epoch, replica, tenant, request, charge)
+def lease_text(spec: str, *, tier: int, at_us: int, hold: int, input_tokens: int, output_tokens: int) -> bytes:
+    """Return the lease of a granted request. See common.lua."""
+    return _LEASE(b"G", tier, at_us, input_tokens, output_tokens, hold, 0) + spec.encode()
 
 
-def register_call(
-    request: str, lease: str, hold: str, *, model: ServedModel, tenant: str, epoch: bytes, replica: str
-) -> bytes:
-    """Encode `register` for a running request. `lease` begins with state and tier."""
-    keys = [keyspace.EPOCH, OFFSET, keyspace.lease(replica), keyspace.deployment(model.deployment_id)]
-    keys += _out_keys(tenant)
-    return pack("EVALSHA", REGISTER.sha, len(keys), *keys, epoch, request, lease, hold, replica)
+def register_call(request: str, lease: bytes, text: bytes, *, epoch: bytes, replica: str) -> bytes:
+    """Encode `register` for a running request; `text` is its spec."""
+    return call(REGISTER, [keyspace.lease(replica)], [epoch, request, lease, text])

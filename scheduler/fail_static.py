@@ -1,8 +1,8 @@
 """Admission while Valkey is away: every replica goes on with what it had, then with less. Pure but for the clock.
 
-For the first 2 s a caller may have what it had here in the last minute: as many grants, and as many requests in flight
-as their mean or as run when the outage begins. After that 80 % of it for priority, 50 % for standard and nothing for
-batch. A caller that was not served here lately is refused. Because nobody gets more than the share that was admitted
+For the first 2 s a caller may have what it had here in the last minute: as many grants and tokens, and as many requests
+in flight as their mean or as run when the outage begins. After that 80 % of it for priority, 50 % for standard and
+nothing for batch. A caller that was not served here lately is refused. Because nobody gets more than the share that was admitted
 under all its limits, the sum over the replicas stays about within them.
 """
 
@@ -25,36 +25,46 @@ class Share:
     """
 
     __slots__ = (
-        *("allowed", "area", "area_before", "before", "inflight", "local", "local_since", "minute", "now"),
-        "since",
+        *("allowed", "area", "area_before", "before", "ends", "inflight", "local", "local_since", "local_tokens"),
+        *("minute", "now", "since", "tokens", "tokens_before"),
     )
 
     def __init__(self, now: float) -> None:
         self.inflight = 0
         self.minute = now // WINDOW_S
+        self.ends = (self.minute + 1) * WINDOW_S
         self.since = now  # `area` is complete until then
         self.now = self.before = 0  # grants in `minute` and in the one before
+        self.tokens = self.tokens_before = 0  # input and output as estimated, likewise
         self.area = self.area_before = 0.0  # requests in flight times seconds, likewise
-        self.allowed = (0.0, 0.0)  # grants a minute and most in flight, before the tier's part
-        self.local = 0  # grants since local_since
+        self.allowed = (0.0, 0.0, 0.0)  # grants a minute, most in flight, tokens a minute, before the tier's part
+        self.local = self.local_tokens = 0  # grants and their tokens since local_since
         self.local_since = 0.0
 
-    def note_grant(self, now: float) -> None:
+    def note_grant(self, now: float, tokens: int = 0) -> None:
         """Count a grant of the script."""
-        self.note_time(now)
+        if now >= self.ends:
+            self._turn(now // WINDOW_S)
+        inflight = self.inflight
+        self.area += inflight * (now - self.since)
+        self.since = now
         self.now += 1
-        self.inflight += 1
+        self.tokens += tokens
+        self.inflight = inflight + 1
 
     def note_release(self, now: float) -> None:
         """Count an ending, whoever granted."""
-        self.note_time(now)
-        self.inflight -= 1
+        if now >= self.ends:
+            self._turn(now // WINDOW_S)
+        inflight = self.inflight
+        self.area += inflight * (now - self.since)
+        self.since = now
+        self.inflight = inflight - 1
 
     def note_time(self, now: float) -> None:
         """Bring the figures up to `now`."""
-        minute = now // WINDOW_S
-        if minute != self.minute:
-            self._turn(minute)
+        if now >= self.ends:
+            self._turn(now // WINDOW_S)
         self.area += self.inflight * (now - self.since)
         self.since = now
 
@@ -62,24 +72,31 @@ class Share:
         start = minute * WINDOW_S
         if minute == self.minute + 1:
             self.before, self.area_before = self.now, self.area + self.inflight * (start - self.since)
+            self.tokens_before = self.tokens
         else:
-            self.before, self.area_before = 0, self.inflight * WINDOW_S
-        self.now, self.area, self.minute, self.since = 0, 0.0, minute, start
+            self.before, self.area_before, self.tokens_before = 0, self.inflight * WINDOW_S, 0
+        self.now, self.tokens, self.area, self.minute, self.since = 0, 0, 0.0, minute, start
+        self.ends = start + WINDOW_S
 
-    def last_minute(self, now: float) -> tuple[float, float]:
-        """Return grants and mean requests in flight of the last minute."""
+    def last_minute(self, now: float) -> tuple[float, float, float]:
+        """Return grants, mean requests in flight and tokens of the last minute."""
         self.note_time(now)
         rest = 1 - (now - self.minute * WINDOW_S) / WINDOW_S
-        return self.before * rest + self.now, (self.area_before * rest + self.area) / WINDOW_S
+        inflight = (self.area_before * rest + self.area) / WINDOW_S
+        return self.before * rest + self.now, inflight, self.tokens_before * rest + self.tokens
 
     def freeze(self, now: float) -> None:
         """An outage begins: what was had until now rules."""
-        grants, mean = self.last_minute(now)
-        self.allowed, self.local, self.local_since = (grants, max(mean, self.inflight)), 0, now
+        grants, mean, tokens = self.last_minute(now)
+        self.allowed, self.local_since = (grants, max(mean, self.inflight), tokens), now
+        self.local = self.local_tokens = 0
 
 
 class Credit:
-    """A tenant's credit as last heard, and what was granted on the strength of it since, in nano."""
+    """Nano as last heard, and what was granted on the strength of it since.
+
+    A tenant's credit, or what is left in the nearest budget of a caller.
+    """
 
     __slots__ = ("heard_at", "left", "used")
 
@@ -103,7 +120,7 @@ class FailStatic:
         self._clock = clock
         self._since = 0.0
         self._shares: dict[tuple[object, ...], Share] = {}
-        self._credits: dict[str, Credit] = {}
+        self._credits: dict[object, Credit] = {}
         self.away = False
         self.replicas = 1
 
@@ -122,8 +139,9 @@ class FailStatic:
         """Return the share of that name; a new one has had nothing."""
         return self._shares.setdefault(name, Share(self._clock.monotonic()))
 
-    def credit(self, tenant: str) -> Credit:
-        return self._credits.setdefault(tenant, Credit(self._clock.monotonic()))
+    def credit(self, name: object) -> Credit:
+        """Return the credit of that tenant, or the nearest budget of a caller with these spends."""
+        return self._credits.setdefault(name, Credit(self._clock.monotonic()))
 
     def forget_idle(self) -> None:
         """Drop what was not touched for ten minutes; who still holds it goes on with it."""
@@ -139,30 +157,37 @@ class FailStatic:
         """Return how much of its last minute's share a tier gets now."""
         return 100 if self._clock.monotonic() - self._since < BLIP_S else PERCENT[tier]
 
-    def admits(self, shares: tuple[Share, ...], credit: Credit | None, hold: int, tier: Tier) -> bool:
-        """Decide, and when it fits in every share and the credit, take it.
+    def admits(
+        self, shares: tuple[Share, ...], money: tuple[Credit, ...], hold: int, tier: Tier, tokens: int = 0
+    ) -> bool:
+        """Decide, and when it fits in every share and in all the money, take it.
 
         Args:
             shares: of the caller on the deployment and of the deployment.
-            credit: the tenant's; None for a request without money.
+            money: the tenant's credit and the caller's nearest budget; empty for a request without money.
             hold: nano.
             tier: the request's.
+            tokens: input and output as estimated, where the caller has a limit of tokens.
         """
         now, percent = self._clock.monotonic(), self.percent(tier)
         if not all(self._fits(share, now, percent) for share in shares):
             return False
-        if credit is not None:
+        if tokens and shares[0].local_tokens + tokens > _part(shares[0].allowed[2], percent):
+            return False
+        for credit in money:
             if credit.left < 0 or credit.left // max(1, self.replicas) - credit.used < hold:
                 return False
+        for credit in money:
             credit.used += hold
         for share in shares:
             share.local += 1
+            share.local_tokens += tokens
             share.note_time(now)
             share.inflight += 1
         return True
 
     def _fits(self, share: Share, now: float, percent: int) -> bool:
         if now - share.local_since >= WINDOW_S:
-            share.local, share.local_since = 0, now
-        grants, inflight = share.allowed
+            share.local, share.local_tokens, share.local_since = 0, 0, now
+        grants, inflight, _ = share.allowed
         return share.local < _part(grants, percent) and share.inflight < _part(math.ceil(inflight), percent)

@@ -1,26 +1,70 @@
 """The errors of admission, in words. Pure."""
 
-from core.demand import Demand, DemandKind
+from core.demand import Demand, DemandKind, Unit
 from core.errors import ErrorKind, PlatformError
+from core.money import NANO_PER_UNIT
+from tenants.types import LimitMetric
 
 RETRY_MAX_S = 3600
+_METRIC_OF_UNIT = {
+    Unit.REQUEST: LimitMetric.REQUESTS_PER_MINUTE,
+    Unit.INPUT_TOKEN: LimitMetric.INPUT_TOKENS_PER_MINUTE,
+    Unit.OUTPUT_TOKEN: LimitMetric.OUTPUT_TOKENS_PER_MINUTE,
+}
+_METRIC_OF_PERIOD = {"d": LimitMetric.SPEND_PER_DAY, "m": LimitMetric.SPEND_PER_MONTH, "t": LimitMetric.SPEND_TOTAL}
+_WORDS = {
+    LimitMetric.REQUESTS_PER_MINUTE: "requests per minute",
+    LimitMetric.INPUT_TOKENS_PER_MINUTE: "input tokens per minute",
+    LimitMetric.OUTPUT_TOKENS_PER_MINUTE: "output tokens per minute",
+    LimitMetric.CONCURRENCY: "requests at once",
+    LimitMetric.SPEND_PER_DAY: "spend per day",
+    LimitMetric.SPEND_PER_MONTH: "spend per month",
+    LimitMetric.SPEND_TOTAL: "spend",
+}
 
 
-def over_limit(demand: Demand, retry_after_s: int) -> PlatformError:
-    """Return the 429 of a rate or concurrency demand that did not fit."""
-    whose = demand.counter.partition(":")[0]
+def metric_of(demand: Demand) -> LimitMetric:
+    """What the demand's limit counts."""
     if demand.kind is DemandKind.RATE:
-        text = f"This {whose} may make {demand.limit} requests per {demand.window_s} s and has made them."
-    else:
-        text = f"This {whose} may have {demand.limit} requests in flight and has them."
+        return _METRIC_OF_UNIT[demand.unit]
+    if demand.kind is DemandKind.SPEND:
+        return _METRIC_OF_PERIOD[demand.counter.partition(":spend:")[2][:1] or "t"]
+    return LimitMetric.CONCURRENCY
+
+
+def over_limit(demand: Demand, retry_after_s: int, *, model: str, wanted: int, hold: int) -> PlatformError:
+    """Return the refusal of a demand that did not fit: 402 for a budget, 429 for all else; it names the limit.
+
+    Args:
+        demand: the limit.
+        retry_after_s: when the same request may pass.
+        model: the public name of the model that was asked for.
+        wanted: how much of the limit the request takes.
+        hold: the most it may cost, in nano.
+    """
+    metric, level = metric_of(demand), demand.counter.partition(":")[0]
+    label = demand.label or f"{_WORDS[metric]} of this {level}"
+    fields: dict[str, object] = {
+        "level": level,
+        "metric": metric.value,
+        "limit": demand.limit,
+        "model": model if ":m:" in demand.counter.partition(":spend:")[0] else "",
+    }
+    if demand.kind is DemandKind.SPEND:
+        text = f"The limit of {_units(demand.limit)} {label} does not leave the {_units(hold)} this request may cost."
+        text = f"{text} Have the limit raised, or lower max_tokens."
+        return PlatformError(demand.refusal, ErrorKind.PAYMENT, text, fields=fields)
     wait = min(RETRY_MAX_S, max(1, retry_after_s))
-    return PlatformError(
-        demand.refusal,
-        ErrorKind.RATE_LIMITED,
-        f"{text} Try again in {wait} s.",
-        retry_after_s=wait,
-        fields={"limit": demand.limit},
-    )
+    if demand.kind is DemandKind.RATE and wanted > demand.limit:
+        lower = "max_tokens" if demand.unit is Unit.OUTPUT_TOKEN else "the length of the prompt"
+        text = f"This request alone takes {wanted:,}, more than the limit of {demand.limit:,} {label}. Lower {lower}."
+    else:
+        text = f"The limit of {demand.limit:,} {label} is reached. Try again in {wait} s."
+    return PlatformError(demand.refusal, ErrorKind.RATE_LIMITED, text, retry_after_s=wait, fields=fields)
+
+
+def _units(nano: int) -> str:
+    return f"{nano // NANO_PER_UNIT:,}.{nano % NANO_PER_UNIT // 1000:06d}"
 
 
 def no_credit(demand: Demand) -> PlatformError:

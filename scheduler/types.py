@@ -1,4 +1,4 @@
-"""What admission hands out: prepared demands, grants, and the limits that callers are shown."""
+"""What admission hands out: prepared demands and grants."""
 
 from uuid import UUID
 
@@ -10,52 +10,74 @@ from core.tiers import Tier
 from scheduler.fail_static import Credit, Share
 
 
-class LimitState(msgspec.Struct, frozen=True, gc=False):
-    """A limit of the caller after this request. `reset_s`: when some of a rate comes back; 0 for a concurrency."""
-
-    name: str  # the demand's counter
-    limit: int
-    remaining: int
-    reset_s: int
-    kind: DemandKind = DemandKind.RATE
-
-
 class Packed(msgspec.Struct, gc=False):
     """The commands of (prepared, model, tenant) under one epoch, encoded but for what a request brings."""
 
     model: ServedModel
     tenant: str  # hex; empty without money
     epoch: bytes
+    spec: str  # the hash of `text`
+    text: bytes  # what the server reads; sent along until it is known there
     acquire: bytes
-    release: tuple[bytes, bytes]
-    lease: str  # a granted lease's text after state and tier
+    release: bytes
     share: Share  # of this caller on this deployment
     deployment: Share
     credit: Credit | None
+    budget: Credit | None  # the nearest of its spends
+    known: bool = False  # the server has the spec
 
 
 class Prepared:
-    """The static demands of one caller on one model, in the order the script checks them."""
+    """The static demands of one caller on one model, in the order the script checks them.
 
-    __slots__ = ("caps", "concurrencies", "demands", "named", "packed", "rates")
+    `named` are those that an answer names by their place.
+    """
+
+    __slots__ = ("caps", "concurrencies", "demands", "named", "packed", "rates", "reply_size", "spends", "tokens")
 
     def __init__(self, demands: tuple[Demand, ...]) -> None:
         self.demands = demands
         self.caps = tuple(d for d in demands if d.kind is DemandKind.CAP)
         self.concurrencies = tuple(d for d in demands if d.kind is DemandKind.CONCURRENCY)
         self.rates = tuple(d for d in demands if d.kind is DemandKind.RATE)
-        self.named = self.concurrencies + self.rates
+        self.spends = tuple(d for d in demands if d.kind is DemandKind.SPEND)
+        self.named = self.concurrencies + self.rates + self.spends
+        units = {d.unit for d in self.rates if d.enforced}
+        self.reply_size = 5 + 2 * any(d.enforced for d in self.concurrencies) + 3 * len(units)
+        self.tokens = any(d.unit for d in self.rates)
         self.packed: Packed | None = None
 
 
 class Grant(msgspec.Struct, gc=False):
-    """A request that may run. Give it back with `Admission.release`, whatever happens."""
+    """A request that may run. Give it back with `Admission.release`, whatever happens.
+
+    `reply` is the script's answer: code, µs waited, credit left (-1: no money), when admitted (server µs), what is left
+    in the nearest budget (-1: none); then what is left of the nearest concurrency and its place in `prepared.named`;
+    then for each unit that has rates what is left of the nearest, in how many s some comes back, its place; then the
+    places of limits that were passed and did not refuse. Of those that never refuse nothing else is shown. With 5
+    elements or none nothing is known of limits: Valkey was away, or its answer was lost.
+    """
 
     request_id: UUID
-    queue_us: int  # how long it waited for its slot
-    limits: tuple[LimitState, ...]
+    reply: list[int]
     key: str  # the request id in hex
     packed: Packed
+    prepared: Prepared
     tier: Tier
-    hold: str  # nano in decimal; empty without money
+    hold: int  # nano
+    input_tokens: int
+    output_tokens: int
     local: bool = False  # granted by the replica itself while Valkey was away
+
+    @property
+    def queue_us(self) -> int:
+        """How long it waited for its slot."""
+        return self.reply[1] if self.reply else 0
+
+    @property
+    def over(self) -> tuple[Demand, ...]:
+        """The limits it passed that refuse nothing: soft and dark ones. Empty almost always."""
+        size = self.prepared.reply_size
+        if len(self.reply) <= size:
+            return ()
+        return tuple(self.prepared.named[place] for place in self.reply[size:])

@@ -128,8 +128,8 @@ class Upkeep:
         info = await self._client.call("INFO", "server")
         run_id = next(line[7:] for line in info.split(b"\r\n") if line.startswith(b"run_id:"))
         before = self.epoch
-        self.epoch = await self._ask_epoch(run_id, before, "")
         await self.load_scripts()
+        self.epoch = await self._ask_epoch(run_id, before, "")
         await self.heartbeat()
         await self._reconcile()
         if self._on_epoch is not None and before != self.epoch:
@@ -140,9 +140,23 @@ class Upkeep:
             log.warning("epoch.changed", replica=self._replica)
 
     async def load_scripts(self) -> None:
-        """Give the server the scripts that are called by name only."""
-        for hot in commands.HOT:
-            await self._client.call("SCRIPT", "LOAD", hot.text)
+        """Give the server the library, unless it has it."""
+        try:
+            await self._client.call("FUNCTION", "LOAD", commands.LIBRARY)
+        except RespError as error:
+            if commands.HAS_LIBRARY not in str(error):
+                raise
+
+    async def _call(self, name: str, keys: list[Part], args: list[Part]) -> Any:
+        """Call a function of the library, which is loaded when the server has lost it."""
+        call = commands.call(name, keys, args)
+        try:
+            return await self._client.send(call)
+        except RespError as error:
+            if not str(error).startswith(commands.NO_FUNCTION):
+                raise
+        await self.load_scripts()
+        return await self._client.send(call)
 
     def start_reload(self) -> None:
         """Begin to load the scripts anew, once however many calls missed them."""
@@ -158,9 +172,9 @@ class Upkeep:
             self._on_scripts()
 
     async def _ask_epoch(self, run_id: bytes, before: bytes, step: str) -> bytes:
-        keys = [keyspace.EPOCH, commands.OFFSET, commands.SETTLE, keyspace.BEAT, commands.AWAITED]
+        keys: list[Part] = [keyspace.EPOCH, commands.OFFSET, commands.SETTLE, keyspace.BEAT, commands.AWAITED]
         args: list[Part] = [run_id, self._replica, secrets.token_hex(8), self._settle_us, before, step]
-        reply = await self._client.eval(commands.EPOCH, keys, args)
+        reply = await self._call(commands.EPOCH, keys, args)
         return bytes(reply[1])
 
     async def heartbeat(self) -> None:
@@ -169,10 +183,9 @@ class Upkeep:
         Raises:
             StaleEpoch: the server lost its data or was restarted.
         """
-        keys = [keyspace.EPOCH, commands.OFFSET, keyspace.BEAT]
-        reply = self._checked(
-            await self._client.eval(commands.HEARTBEAT, keys, [self.epoch, self._replica, HEARTBEAT_TTL_MS])
-        )
+        keys: list[Part] = [keyspace.EPOCH, commands.OFFSET, keyspace.BEAT]
+        args: list[Part] = [self.epoch, self._replica, HEARTBEAT_TTL_MS]
+        reply = self._checked(await self._call(commands.HEARTBEAT, keys, args))
         self._on_beat(reply[1])
         if self.ready and not reply[2]:
             log.warning("replica.was_taken_for_dead", replica=self._replica)
@@ -184,10 +197,10 @@ class Upkeep:
         Raises:
             StaleEpoch: as `heartbeat`.
         """
-        keys = [keyspace.EPOCH, commands.OFFSET, keyspace.BEAT, commands.UNCLAIMED]
+        keys: list[Part] = [keyspace.EPOCH, commands.OFFSET, keyspace.BEAT, commands.UNCLAIMED]
         reaped = 0
         for _ in range(REAP_ROUNDS_MAX):
-            reply = self._checked(await self._client.eval(commands.TICK, keys, [self.epoch, REAP_BATCH]))
+            reply = self._checked(await self._call(commands.TICK, keys, [self.epoch, REAP_BATCH]))
             reaped += reply[1]
             if not reply[2]:
                 break

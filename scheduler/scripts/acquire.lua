@@ -1,161 +1,219 @@
 -- Checks every demand of a request and takes all of them, or none. Only a full cap lets it wait: then everything but
 -- the caps is taken (and given back when it leaves the queue unserved), so nothing is decided twice.
 --
--- KEYS: epoch, offset, settle, waiters, caps…, concurrencies…, lease, deployment, queue, queues, credit, out, rates…
--- ARGV: epoch, numbers (msgpack array, below), replica, lease text, deployment id,
---       request id, tier, hold ('' without money), longest wait µs (0: never wait)
--- Numbers: caps n, concurrencies n, rates n, deployment limit (0: none), waiting max, then limit and amount of each cap
---       and concurrency, then limit, amount and window µs of each rate
--- Answer: {code, …}, see scheduler/commands.py.
-local GRANTED, QUEUED, REFUSED, BUSY, UNKNOWN_CREDIT, EPOCH, SETTLING = 1, 2, 3, 4, 5, 6, 7
-local MONEY = -1
-local BUCKETS = 60
-local call = redis.call
+-- KEYS: lease
+-- ARGV: epoch, spec id, request id, packed: tier, hold (nano), longest wait µs (0: never wait), input tokens, output
+--       tokens; then the spec's text when the caller thinks that it may not be known here
+-- Answer: {code, …}, see commands.py. A demand is told by its place among concurrencies, rates, spends.
+local held = {} -- of the counters, with what this request takes
+local sums, oldest, newest, counts, buckets, wanted, moved = {}, {}, {}, {}, {}, {}, {} -- of the rates
 
-local spec = cmsgpack.unpack(ARGV[2])
-local ncap, nconc, nrate, limit, waiting_max = spec[1], spec[2], spec[3], spec[4], spec[5]
-local ncount = ncap + nconc
-local got = call('MGET', unpack(KEYS, 1, 4 + ncount))
-if got[1] ~= ARGV[1] then return {EPOCH} end
-local time = call('TIME')
-local now = time[1] * 1000000 + time[2] + (tonumber(got[2]) or 0)
-if got[3] and tonumber(got[3]) > now then return {SETTLING, got[3] - now} end
-
-local at = 4 + ncount
-local lease, deployment = KEYS[at + 1], KEYS[at + 2]
-local first_rate = at + 6
-local request, tier, hold, wait_us = ARGV[6], ARGV[7], ARGV[8], tonumber(ARGV[9])
-
-if call('HSETNX', lease, request, 'G' .. tier .. ARGV[4]) == 0 then
-  local held = call('HGET', lease, request)
-  return {string.sub(held, 1, 1) == 'G' and GRANTED or QUEUED, 0, -1}
-end
-
-local function refuse(...)
-  call('HDEL', lease, request)
-  return {...}
-end
-
--- A rate counts in 60 buckets a window, linked from the oldest (h) to the newest (l); a bucket leaves 61 buckets after
--- it began, so no window ever holds more than the limit. n: sum, k: count of the newest; field <bucket>: "count next".
-local function following(key, bucket)
-  local count, after = string.match(call('HGET', key, bucket), '(%d+) (%d+)')
-  return tonumber(count), tonumber(after)
-end
-
-local function forget_buckets(key, n, h, l, gone)
+-- Reads a rate's counter into these, without the buckets that have left the window. Returns false when the server's clock
+-- stands before the newest bucket: then all is read anew at that bucket's instant, so that no bucket is ever reopened.
+local function read_rate(r, i, raw, now)
+  local bucket = floor(now / r.width)
+  buckets[i], moved[i] = bucket, false
+  if not raw then
+    sums[i], oldest[i], newest[i], counts[i] = 0, bucket, bucket, 0
+    return true
+  end
+  local n, h, l, k = unpack_struct(RATE, raw)
+  if l > bucket then return false, ceil(l * r.width) + 1 end
+  local gone = bucket - BUCKETS - 1
   if l <= gone then
-    call('DEL', key)
-    return 0
+    n, h, l, k = 0, bucket, bucket, 0
+  elseif h <= gone then
+    n, h = forget_buckets(r.ring, n, h, l, gone)
+    moved[i] = true
   end
-  while h <= gone do
-    local count, after = following(key, h)
-    call('HDEL', key, h)
-    n, h = n - count, after
+  sums[i], oldest[i], newest[i], counts[i] = n, h, l, k
+  return true
+end
+
+-- A request that takes nothing leaves the work of forgetting behind, so that the next one need not do it again.
+local function leave(s, lease, request, answer)
+  local text = call('HGET', lease, request)
+  if text then -- it is here already: the answer that said so was lost
+    local v = parse(text)
+    return {v.state == 'G' and GRANTED or QUEUED, 0, -1, v.at, -1}
   end
-  call('HSET', key, 'n', n, 'h', h)
-  return n, h, l
-end
-
-local function seconds_until_gone(bucket, width)
-  return math.max(1, math.ceil(((bucket + BUCKETS + 1) * width - now) / 1000000))
-end
-
-local function rate_retry_s(key, h, l, excess, width)
-  while h and h ~= l do
-    local count, after = following(key, h)
-    excess = excess - count
-    if excess <= 0 then break end
-    h = after
+  for i, r in ipairs(s.rates) do
+    if moved[i] then call('SET', r.key, pack(RATE, sums[i], oldest[i], newest[i], counts[i], r.width)) end
   end
-  return seconds_until_gone(h or math.floor(now / width), width)
+  return answer
 end
 
-local full = false
-for i = 1, ncount do
-  local held = tonumber(got[4 + i]) or 0
-  got[4 + i] = held
-  if held + spec[5 + 2 * i] > spec[4 + 2 * i] then
-    if i > ncap then return refuse(REFUSED, i - ncap - 1, 1) end
-    full = true
+-- Returns the answer of a refusal, or nothing; whether a cap is full; which soft limits are passed.
+local function check_counts(s, got, hold)
+  local full, over = false, nil
+  for i = 1, s.ncap + s.nconc do
+    local value = (tonumber(got[5 + i]) or 0) + s.amount[i]
+    held[i] = value
+    if value > s.most[i] then
+      if i <= s.ncap then
+        full = true
+      elseif s.hard[i] then
+        return {REFUSED, i - s.ncap - 1, 1}
+      else
+        over = over or {}
+        over[#over + 1] = i - s.ncap - 1
+      end
+    end
   end
+  return nil, full, over
 end
 
-local sums, oldest, newest, newest_count, buckets = {0, 0}, {0, 0}, {0, 0}, {0, 0}, {nil, nil}
-local first_spec = 5 + 2 * ncount
-for i = 1, nrate do
-  local key, s = KEYS[first_rate + i], first_spec + 3 * i
-  local width = spec[s] / BUCKETS
-  local v = call('HMGET', key, 'n', 'h', 'l', 'k')
-  local bucket, n, h, l = math.floor(now / width), tonumber(v[1]) or 0, tonumber(v[2]), tonumber(v[3])
-  if l then
-    if l > bucket then bucket = l end
-    if h < bucket - BUCKETS then n, h, l = forget_buckets(key, n, h, l, bucket - BUCKETS - 1) end
+local function check_rates(s, got, now, input, output, over)
+  local i = 1
+  while i <= s.nrate do
+    local r = s.rates[i]
+    local known, later = read_rate(r, i, got[5 + s.ncount + i], now)
+    if not known then
+      now, i = later, 0
+    else
+      local unit = r.unit
+      local amount = unit == 0 and r.amount or unit == 1 and input or output
+      local excess = sums[i] + amount - r.most
+      wanted[i] = amount
+      if excess > 0 and amount > 0 then
+        if r.hard then
+          local wait_s = ceil(r.window / 1000000)
+          if amount <= r.most then wait_s = rate_retry_s(r, oldest[i], newest[i], excess, now) end
+          return {REFUSED, s.nconc + i - 1, wait_s}, now, over
+        end
+        over = over or {}
+        over[#over + 1] = s.nconc + i - 1
+      end
+    end
+    i = i + 1
   end
-  local excess = n + spec[s - 1] - spec[s - 2]
-  if excess > 0 then return refuse(REFUSED, nconc + i - 1, rate_retry_s(key, h, l, excess, width)) end
-  sums[i], oldest[i], newest[i], newest_count[i], buckets[i] = n, h or bucket, l or -1, v[4], bucket
+  return nil, now, over
 end
 
-local left = -1
-if hold ~= '' then
-  local v = call('HMGET', KEYS[at + 5], 'a', 'o')
-  if not v[1] then return refuse(UNKNOWN_CREDIT) end
-  left = v[1] - (v[2] or 0) - hold
-  if left < 0 then return refuse(REFUSED, MONEY, 0) end
+-- Returns the answer of a refusal, or nothing; the credit left; the budget left in the nearest one.
+local function check_money(s, got, hold, over)
+  if s.tenant == '' then return nil, -1, -1, over end
+  local v = call('HMGET', s.credit, 'a', 'o')
+  if not v[1] then return {UNKNOWN_CREDIT} end
+  local left, budget = v[1] - (v[2] or 0) - hold, -1
+  if left < 0 then return {REFUSED, -1, 0} end
+  for i = s.ncap + s.nconc + 1, s.ncount do
+    local spent = tonumber(got[5 + i])
+    if not spent then return {UNKNOWN_BUDGET} end
+    held[i] = spent + hold
+    local rest = s.most[i] - held[i]
+    local place = i - s.ncap + s.nrate - 1
+    if rest >= 0 then
+      if s.hard[i] and (budget < 0 or rest < budget) then budget = rest end
+    elseif s.hard[i] then
+      return {REFUSED, place, 0}
+    else
+      over = over or {}
+      over[#over + 1] = place
+    end
+  end
+  return nil, left, budget, over
 end
 
-local load = call('HMGET', deployment, 'inflight', 'waiting', 'gap_us', 'cap')
-local inflight, waiting = tonumber(load[1]) or 0, tonumber(load[2]) or 0
-local queued = full or waiting > 0 or (limit > 0 and inflight >= limit)
-local estimate_s = 0
-if queued then
-  estimate_s = math.min(60, math.max(1, math.ceil((waiting + 1) * (tonumber(load[3]) or 1000000) / 1000000)))
-  if wait_us <= 0 or waiting >= waiting_max then return refuse(BUSY, estimate_s) end
+-- Appends the limits nearest to their end to the answer: of concurrency, then of each unit of rates.
+local function show_limits(s, reply, now)
+  local n = 5
+  if s.shows_conc then
+    local least, which
+    for i = s.ncap + 1, s.ncap + s.nconc do
+      local rest = s.most[i] - held[i]
+      if s.hard[i] and (not least or rest < least) then least, which = rest, i end
+    end
+    reply[6], reply[7], n = least, which - s.ncap - 1, 7
+  end
+  for unit = 0, 2 do
+    if s.shown[unit] then
+      local least, which
+      for i = 1, s.nrate do
+        local r = s.rates[i]
+        if r.unit == unit and r.hard then
+          local rest = r.most - sums[i]
+          if not least or rest < least then least, which = rest, i end
+        end
+      end
+      reply[n + 1], reply[n + 2] = max(0, least), seconds_until_gone(oldest[which], s.rates[which].width, now)
+      reply[n + 3] = s.nconc + which - 1
+      n = n + 3
+    end
+  end
+  return n
 end
-if tonumber(load[4]) ~= limit then call('HSET', deployment, 'cap', limit) end
 
--- Everything fits: take it.
-local reply = {queued and QUEUED or GRANTED, estimate_s, left}
-local counts, n = {}, 0
-for i = queued and ncap + 1 or 1, ncount do
-  local held = got[4 + i] + spec[5 + 2 * i]
-  counts[n + 1], counts[n + 2] = KEYS[4 + i], held
-  n = n + 2
-  if i > ncap then reply[3 + i - ncap] = spec[4 + 2 * i] - held end
+local function take_counters(s, load, first)
+  local n, keys = 3, s.get
+  set[2], set[3] = s.load, load
+  for i = first, s.ncount do
+    set[n + 1], set[n + 2] = keys[6 + i], held[i]
+    n = n + 2
+  end
+  for i = 1, s.nrate do
+    local r, bucket, amount = s.rates[i], buckets[i], wanted[i]
+    local count = counts[i]
+    if newest[i] ~= bucket then
+      close_bucket(r, oldest[i], newest[i], count, bucket)
+      count = 0
+    end
+    sums[i] = sums[i] + amount
+    set[n + 1], set[n + 2] = r.key, pack(RATE, sums[i], oldest[i], bucket, count + amount, r.width)
+    n = n + 2
+  end
+  write(n)
 end
-if n > 0 then call('MSET', unpack(counts)) end
 
-local last = 3 + nconc
-for i = 1, nrate do
-  local key, s, bucket = KEYS[first_rate + i], first_spec + 3 * i, buckets[i]
-  local sum = sums[i] + spec[s - 1]
-  if newest[i] == bucket then
-    call('HSET', key, 'n', sum, 'k', newest_count[i] + spec[s - 1])
+local function join_queue(s, request, replica, now, waiting)
+  call('ZADD', P .. 'q:' .. s.deployment, now, request .. ' ' .. replica)
+  if waiting == 0 then call('ZADD', P .. 'queues', now, s.deployment) end
+  call('INCR', P .. 'waiters')
+end
+
+local function acquire(keys, args)
+  local lease, id, request = keys[1], args[2], args[3]
+  local s = spec_of(args[1], id, args[5])
+  if not s then return {call('GET', P .. 'epoch') == args[1] and UNKNOWN_SPEC or EPOCH} end
+  local got = call(unpack(s.get))
+  if got[1] ~= args[1] then return {EPOCH} end
+  local now = server_now(got[2])
+  if got[3] and tonumber(got[3]) > now then return {SETTLING, got[3] - now} end
+  if s.checked < now and not keep_spec(s, id, now) then return {UNKNOWN_SPEC} end
+
+  local tier, hold, wait_us, input, output = unpack_struct('<Bdddd', args[4])
+  for i = 1, s.nrate do moved[i] = false end
+  local refusal, full, over = check_counts(s, got, hold)
+  local left, budget
+  if not refusal then refusal, now, over = check_rates(s, got, now, input, output, over) end
+  if not refusal then refusal, left, budget, over = check_money(s, got, hold, over) end
+  if refusal then return leave(s, lease, request, refusal) end
+
+  local inflight, waiting, last, _, gap, released = read_load(got[5])
+  local queued = full or waiting > 0 or (s.limit > 0 and inflight >= s.limit)
+  local estimate_s = 0
+  if queued then
+    estimate_s = min(60, max(1, ceil((waiting + 1) * (gap > 0 and gap or 1000000) / 1000000)))
+    if wait_us <= 0 or waiting >= s.waiting_max then return leave(s, lease, request, {BUSY, estimate_s}) end
+  end
+
+  -- Everything fits: take it.
+  local deadline = queued and now + wait_us or 0
+  local text = pack(LEASE, queued and 'W' or 'G', tier, now, input, output, hold, deadline) .. id
+  if call('HSETNX', lease, request, text) == 0 then return leave(s, lease, request) end
+  if queued then
+    take_counters(s, pack(LOAD, inflight, waiting + 1, last, s.limit, gap, released), s.ncap + 1)
+    join_queue(s, request, sub(lease, #P + 7), now, waiting)
   else
-    if newest[i] >= 0 then call('HSET', key, newest[i], newest_count[i] .. ' ' .. bucket) end
-    call('HSET', key, 'n', sum, 'h', oldest[i], 'l', bucket, 'k', spec[s - 1])
-    call('PEXPIRE', key, math.ceil((BUCKETS + 2) * spec[s] / BUCKETS / 1000) + 1000)
+    take_counters(s, pack(LOAD, inflight + 1, waiting, now, s.limit, gap, released), 1)
   end
-  reply[last + 1], reply[last + 2] = spec[s - 2] - sum, seconds_until_gone(oldest[i], spec[s] / BUCKETS)
-  last = last + 2
-end
-
-if hold ~= '' then
-  if call('HSETNX', KEYS[at + 6], request, hold) == 1 then call('HINCRBY', KEYS[at + 5], 'o', hold) end
-end
-
-if not queued then
-  call('HSET', deployment, 'inflight', inflight + 1, 'last_us', now)
+  if s.tenant ~= '' and call('HSETNX', s.out, request, hold) == 1 then call('HINCRBY', s.credit, 'o', hold) end
+  local reply = {queued and QUEUED or GRANTED, estimate_s, left, now, budget}
+  local n = show_limits(s, reply, now)
+  if over then
+    for i, which in ipairs(over) do reply[n + i] = which end
+  end
   return reply
 end
 
-local limits = {}
-for i = 1, ncap do limits[i] = spec[4 + 2 * i] end
-local slots, places = table.concat(buckets, ' '), table.concat(limits, ' ')
-call('HSET', lease, request, string.format('W%s%s|%s|%s|%.0f', tier, ARGV[4], slots, places, now + wait_us))
-call('ZADD', KEYS[at + 3], now, request .. ' ' .. ARGV[3])
-if waiting == 0 then call('ZADD', KEYS[at + 4], now, ARGV[5]) end
-call('HSET', deployment, 'waiting', waiting + 1)
-call('INCR', KEYS[4])
-return reply
+register('acquire', acquire)

@@ -1,82 +1,231 @@
--- Shared by the scripts that give back: leases, the queue, grants.
+-- Shared by all functions of the library: what a request demands (its spec), rates, leases, money, the queue, grants.
+-- The library is loaded once by the server, so what stands here is made once and not per call.
 --
--- A lease is text: state (G granted, W waiting) and tier, then, parted by '|': deployment, tenant ('' without money),
--- caps, concurrencies ("name=amount …"), rates ("name=amount=window µs …"); once it has waited also the rates'
--- buckets, the limits of the caps, and the deadline in µs.
-local EPOCH_CHANGED = 6
-local BUCKETS = 60
-local CLAIM_US = 2000000
-local call = redis.call
+-- Spec: what every request of one caller on one deployment demands, as text (commands.py: spec_text). A call names it by
+-- the hash of the text. The text is the key spec:<id>; what is made of it is kept here, for one life of the data.
+--
+-- Lease: what a request holds: state (G granted, W waiting), tier, then as doubles when it was admitted (server µs), the
+-- input and output tokens taken, the hold (nano), until when it waits (µs); at the end the id of its spec.
+local GRANTED, QUEUED, REFUSED, BUSY, UNKNOWN_CREDIT, EPOCH, SETTLING, UNKNOWN_BUDGET, UNKNOWN_SPEC = 1, 2, 3, 4, 5, 6, 7, 8, 9
 local P = '{tg}:'
+local BUCKETS = 60
+local SLOTS = 64
+local CLAIM_US = 2000000
+local SPECS_MAX, SPEC_TTL_S, SPEC_CHECK_US = 12000, 21600, 3600000000
+local KEEP, REMOVE = -2, -1
+local LEASE, LEASE_SIZE = '<c1Bddddd', 42
+local LOAD = '<dddddd'
+local RATE = '<ddddd'
+
+-- What the server lends only while a function runs is fetched by the first one.
+local call, floor, ceil, max, min, pack, unpack_struct, sub
+local COUNT, NEXT = {}, {} -- the field names of a ring's slots
+
+local function begin()
+  call, floor, ceil, max, min = redis.call, math.floor, math.ceil, math.max, math.min
+  pack, unpack_struct, sub = struct.pack, struct.unpack, string.sub
+  for slot = 0, SLOTS - 1 do
+    COUNT[slot], NEXT[slot] = 'c' .. slot, 'n' .. slot
+  end
+end
+
+local function register(name, callback, ...)
+  local function run(keys, args)
+    if not call then begin() end
+    return callback(keys, args)
+  end
+  redis.register_function{function_name = function_name(name), callback = run, flags = {...}}
+end
+
+local set = {'MSET'} -- the command that a call is putting together
+
+local function write(n)
+  if n > 1 then call(unpack(set, 1, n)) end
+end
 
 local function server_now(offset)
   local time = call('TIME')
   return time[1] * 1000000 + time[2] + (tonumber(offset) or 0)
 end
 
-local function parse(text)
-  local v = {state = string.sub(text, 1, 1), text = text}
-  local fields = {}
-  for field in string.gmatch(string.sub(text, 4) .. '|', '([^|]*)|') do fields[#fields + 1] = field end
-  v.deployment, v.tenant, v.caps, v.concurrencies, v.rates = fields[1], fields[2], fields[3], fields[4], fields[5]
-  v.buckets, v.limits, v.deadline = fields[6], fields[7], tonumber(fields[8])
-  return v
-end
+-- Specs ---------------------------------------------------------------------------------------------------------------
 
--- Adds sign × amount to each counter; one that comes to nothing is removed.
-local function count(texts, sign)
-  local keys, amounts = {}, {}
-  for name, amount in string.gmatch(texts, '([^ =]+)=(%d+)') do
-    keys[#keys + 1] = P .. 'c:' .. name
-    amounts[#amounts + 1] = amount * sign
-  end
-  if #keys == 0 then return end
-  local held, set, gone = call('MGET', unpack(keys)), {}, {}
-  for i, key in ipairs(keys) do
-    local value = (tonumber(held[i]) or 0) + amounts[i]
-    if value > 0 then
-      set[#set + 1], set[#set + 2] = key, value
-    else
-      gone[#gone + 1] = key
+local young, old, known, life = {}, {}, 0, ''
+
+-- `get` is the command that reads all a request is decided by, `back` what is needed to give it back:
+-- get: epoch, offset, settle, waiters, load, caps…, concurrencies…, spends…, rates…
+-- back: epoch, offset, waiters, load, caps…, concurrencies…, spends…, rates of tokens…
+local function compile(text)
+  local v = cmsgpack.unpack(text)
+  local s = {
+    deployment = v[1], tenant = v[2], limit = v[3], waiting_max = v[4], checked = 0,
+    ncap = #v[5], nconc = #v[6], nspend = #v[7], nrate = #v[8], ntoken = 0,
+    amount = {}, most = {}, hard = {}, rates = {}, tokens = {}, shown = {[0] = false, false, false},
+    load = P .. 'm:' .. v[1], credit = P .. 'credit:' .. v[2], out = P .. 'out:' .. v[2],
+  }
+  local get = {'MGET', P .. 'epoch', P .. 'offset_us', P .. 'settle', P .. 'waiters', s.load}
+  local back = {'MGET', P .. 'epoch', P .. 'offset_us', P .. 'waiters', s.load}
+  local n = 0
+  for part = 5, 7 do -- caps, concurrencies, spends: name, amount, limit, enforced
+    for _, counter in ipairs(v[part]) do
+      n = n + 1
+      get[#get + 1], back[#back + 1] = P .. 'c:' .. counter[1], P .. 'c:' .. counter[1]
+      s.amount[n], s.most[n], s.hard[n] = counter[2], counter[3], counter[4] == 1
+      if part == 6 and s.hard[n] then s.shows_conc = true end
     end
   end
-  if #set > 0 then call('MSET', unpack(set)) end
-  if #gone > 0 then call('DEL', unpack(gone)) end
+  s.ncount = n
+  for i, rate in ipairs(v[8]) do -- name, amount, limit, window µs, unit, enforced
+    get[#get + 1] = P .. 'c:' .. rate[1]
+    local r = {
+      key = P .. 'c:' .. rate[1], ring = P .. 'b:' .. rate[1], amount = rate[2], most = rate[3], window = rate[4],
+      width = rate[4] / BUCKETS, unit = rate[5], hard = rate[6] == 1,
+    }
+    s.rates[i] = r
+    if r.hard then s.shown[r.unit] = true end
+    if r.unit > 0 then
+      s.ntoken = s.ntoken + 1
+      s.tokens[s.ntoken] = r
+      back[#back + 1] = r.key
+    end
+  end
+  s.get, s.back = get, back
+  return s
 end
 
--- A request that was never served does not count in the window either, when its bucket is still there.
-local function give_back_rates(v)
-  if not v.buckets then return end
-  local buckets = string.gmatch(v.buckets, '%d+')
-  for name, amount in string.gmatch(v.rates, '([^ =]+)=(%d+)=%d+') do
-    local key, bucket = P .. 'c:' .. name, buckets()
-    if call('HGET', key, 'l') == bucket then
-      call('HINCRBY', key, 'k', -amount)
-      call('HINCRBY', key, 'n', -amount)
-    else
-      local held = call('HGET', key, bucket)
-      if held then
-        local had, following = string.match(held, '(%d+) (%d+)')
-        call('HSET', key, bucket, (had - amount) .. ' ' .. following)
-        call('HINCRBY', key, 'n', -amount)
-      end
-    end
+local function remember(id, s)
+  if known >= SPECS_MAX then
+    old, young, known = young, {}, 0
+  end
+  young[id], known = s, known + 1
+  return s
+end
+
+-- Returns the spec of this id, nil when nobody here knows it; `text` makes it known.
+local function spec_of(epoch, id, text)
+  if life == epoch then
+    local s = young[id]
+    if s then return s end
+    s = old[id]
+    if s then return remember(id, s) end
+  elseif call('GET', P .. 'epoch') ~= epoch then
+    return nil
+  else
+    young, old, known, life = {}, {}, 0, epoch
+  end
+  if text then
+    call('SET', P .. 'spec:' .. id, text, 'EX', SPEC_TTL_S)
+  else
+    text = call('GET', P .. 'spec:' .. id)
+    if not text then return nil end
+  end
+  return remember(id, compile(text))
+end
+
+-- Keeps the text of a spec in use from lapsing; false when it is gone.
+local function keep_spec(s, id, now)
+  if call('EXPIRE', P .. 'spec:' .. id, SPEC_TTL_S) == 0 then
+    young[id], old[id] = nil, nil
+    return false
+  end
+  s.checked = now + SPEC_CHECK_US
+  return true
+end
+
+-- Rates ---------------------------------------------------------------------------------------------------------------
+
+-- A rate counts in 60 buckets a window, linked from the oldest (h) to the newest (l); a bucket leaves 61 buckets after
+-- it began, so no window ever holds more than the limit. The counter holds sum, h, l, count of the newest and the width
+-- of a bucket in µs; the ring b:<rate> the others, in the slot bucket % 64: c<slot> the count, n<slot> the next bucket.
+local function forget_buckets(ring, n, h, l, gone)
+  while h <= gone and h ~= l do
+    local slot = h % SLOTS
+    local v = call('HMGET', ring, COUNT[slot], NEXT[slot])
+    n, h = n - (tonumber(v[1]) or n), tonumber(v[2]) or l
+  end
+  return n, h
+end
+
+local function close_bucket(r, h, l, count, bucket)
+  local slot = l % SLOTS
+  call('HSET', r.ring, COUNT[slot], count, NEXT[slot], bucket)
+  if h == l or floor(l / BUCKETS) ~= floor(bucket / BUCKETS) then
+    call('PEXPIRE', r.ring, ceil(3 * r.window / 1000))
   end
 end
 
--- The money of a request: '' leaves it, '-' removes it (nothing was used, no event will come), else what is charged.
-local function settle(tenant, request, charge)
-  if tenant == '' or charge == '' then return end
-  local out, credit = P .. 'out:' .. tenant, P .. 'credit:' .. tenant
-  local old = call('HGET', out, request)
-  if not old then return end
-  if charge == '-' then
+local function seconds_until_gone(bucket, width, now)
+  return max(1, ceil(((bucket + BUCKETS + 1) * width - now) / 1000000))
+end
+
+local function rate_retry_s(r, h, l, excess, now)
+  while h ~= l do
+    local slot = h % SLOTS
+    local v = call('HMGET', r.ring, COUNT[slot], NEXT[slot])
+    excess = excess - (tonumber(v[1]) or 0)
+    if excess <= 0 then break end
+    h = tonumber(v[2]) or l
+  end
+  return seconds_until_gone(h, r.width, now)
+end
+
+-- Adds d to the bucket of the instant `at`; returns the counter's new text, nil when the bucket has left the window.
+local function adjust_rate(r, raw, at, d)
+  if not raw then return nil end
+  local n, h, l, k, width = unpack_struct(RATE, raw)
+  local bucket = floor(at / r.width)
+  if bucket == l then
+    k = k + d
+  elseif bucket >= h and bucket < l then
+    call('HINCRBY', r.ring, COUNT[bucket % SLOTS], d)
+  else
+    return nil
+  end
+  return pack(RATE, n + d, h, l, k, width)
+end
+
+-- Adds `amount` now, whatever the limit.
+local function take_rate(r, amount, now)
+  local raw, bucket = call('GET', r.key), floor(now / r.width)
+  local n, h, l, k = 0, bucket, bucket, 0
+  if raw then
+    n, h, l, k = unpack_struct(RATE, raw)
+    if l <= bucket - BUCKETS - 1 then
+      n, h, l, k = 0, bucket, bucket, 0
+    else
+      n, h = forget_buckets(r.ring, n, h, l, bucket - BUCKETS - 1)
+    end
+    if l < bucket then
+      close_bucket(r, h, l, k, bucket)
+      l, k = bucket, 0
+    end
+  end
+  call('SET', r.key, pack(RATE, n + amount, h, l, k + amount, r.width))
+end
+
+-- Money ---------------------------------------------------------------------------------------------------------------
+
+-- Brings what is outstanding for the request to `charge`; REMOVE: nothing was used and no event will come.
+local function settle(credit, out, request, charge)
+  if charge == KEEP then return end
+  local held = call('HGET', out, request)
+  if not held then return end
+  if charge == REMOVE then
     call('HDEL', out, request)
-    if old ~= '0' then call('HINCRBY', credit, 'o', '-' .. old) end
-  elseif charge ~= old then
+    if held ~= '0' then call('HINCRBY', credit, 'o', '-' .. held) end
+  elseif charge ~= tonumber(held) then
     call('HSET', out, request, charge)
-    call('HINCRBY', credit, 'o', string.format('%.0f', charge - old))
+    call('HINCRBY', credit, 'o', charge - held)
   end
+end
+
+-- The queue -----------------------------------------------------------------------------------------------------------
+
+-- The load of a deployment: requests in flight and waiting, µs of the last grant or release, cap (0: none), µs between
+-- releases under load, µs of the last release under load.
+local function read_load(raw)
+  if raw then return unpack_struct(LOAD, raw) end
+  return 0, 0, 0, 0, 0, 0
 end
 
 local function head_changed(deployment)
@@ -88,58 +237,107 @@ local function head_changed(deployment)
   end
 end
 
-local function leave_queue(v, member)
-  if call('ZREM', P .. 'q:' .. v.deployment, member) == 1 then
-    call('HINCRBY', P .. 'm:' .. v.deployment, 'waiting', -1)
+local function leave_queue(s, member)
+  if call('ZREM', P .. 'q:' .. s.deployment, member) == 1 then
+    local inflight, waiting, last, cap, gap, released = read_load(call('GET', s.load))
+    call('SET', s.load, pack(LOAD, inflight, max(0, waiting - 1), last, cap, gap, released))
     call('DECR', P .. 'waiters')
-    head_changed(v.deployment)
+    head_changed(s.deployment)
   end
 end
 
--- How long a waiter waits is told by the time between releases while there are waiters (moving average).
-local function note_release(key, now, waiters)
-  local load = call('HMGET', key, 'inflight', 'gap_us', 'released_us')
-  local inflight = math.max(0, (tonumber(load[1]) or 0) - 1)
-  if waiters == 0 then
-    call('HSET', key, 'inflight', inflight, 'last_us', now)
-    return
+-- Gives back the slots of a lease that has just been removed, what of its tokens was not used (-1: as estimated), and of
+-- its budgets what was not charged. `got` is the answer to `s.back`. `unserved`: nothing was sent to an engine.
+local function give_back(s, v, got, now, charge, input, output, unserved)
+  local n, granted = 1, v.state == 'G'
+  if granted then
+    local inflight, waiting, _, cap, gap, released = read_load(got[4])
+    if (tonumber(got[3]) or 0) > 0 then -- how long a waiter waits is told by the time between releases (moving average)
+      local since = released > 0 and min(10000000, max(0, now - released)) or 0
+      gap, released = floor(0.8 * (gap > 0 and gap or since) + 0.2 * since), now
+    end
+    set[2], set[3], n = s.load, pack(LOAD, max(0, inflight - 1), waiting, now, cap, gap, released), 3
   end
-  local gap = math.min(10000000, math.max(0, now - (tonumber(load[3]) or now)))
-  gap = math.floor(0.8 * (tonumber(load[2]) or gap) + 0.2 * gap)
-  call('HSET', key, 'inflight', inflight, 'last_us', now, 'gap_us', gap, 'released_us', now)
+  local keys, amounts = s.back, s.amount
+  local first_spend = s.ncap + s.nconc + 1
+  for i = granted and 1 or s.ncap + 1, first_spend - 1 do
+    set[n + 1], set[n + 2] = keys[5 + i], max(0, (tonumber(got[4 + i]) or 0) - amounts[i])
+    n = n + 2
+  end
+  if charge ~= KEEP then
+    local difference = (charge == REMOVE and 0 or charge) - v.hold
+    for i = first_spend, s.ncount do
+      local spent = tonumber(got[4 + i])
+      if spent then
+        set[n + 1], set[n + 2] = keys[5 + i], max(0, spent + difference)
+        n = n + 2
+      end
+    end
+  end
+  for i = 1, s.ntoken do
+    local r = s.tokens[i]
+    local d = 0
+    if r.unit == 1 and input >= 0 then d = input - v.input elseif r.unit == 2 and output >= 0 then d = output - v.output end
+    local text = d ~= 0 and adjust_rate(r, got[4 + s.ncount + i], v.at, d)
+    if text then
+      set[n + 1], set[n + 2] = r.key, text
+      n = n + 2
+    end
+  end
+  if unserved then -- it does not count as a request either
+    for _, r in ipairs(s.rates) do
+      local text = r.unit == 0 and adjust_rate(r, call('GET', r.key), v.at, -r.amount)
+      if text then
+        set[n + 1], set[n + 2] = r.key, text
+        n = n + 2
+      end
+    end
+  end
+  write(n)
 end
 
--- Gives back the slots of a lease that has just been removed. `unserved`: nothing was sent to an engine.
-local function give_back(v, request, replica, now, waiters, unserved)
-  if v.state == 'G' then
-    count(v.caps .. ' ' .. v.concurrencies, -1)
-    note_release(P .. 'm:' .. v.deployment, now, waiters)
+local function parse(text)
+  local state, tier, at, input, output, hold, deadline = unpack_struct(LEASE, text)
+  return {state = state, tier = tier, at = at, input = input, output = output, hold = hold, deadline = deadline}
+end
+
+-- Gives back everything of a lease that its replica cannot or need not speak for: `served` keeps what it took of money,
+-- tokens and budgets, because nobody knows yet what it used.
+local function drop(epoch, lease, request, replica, now, served)
+  local text = call('HGET', lease, request)
+  if not text then return nil end
+  call('HDEL', lease, request)
+  local s = #text > LEASE_SIZE and spec_of(epoch, sub(text, LEASE_SIZE + 1))
+  if not s then return nil end
+  local v = parse(text)
+  if v.state == 'W' then
+    leave_queue(s, request .. ' ' .. replica)
+    served = false
+  end
+  local got = call(unpack(s.back))
+  if served then
+    got[3] = 0
+    give_back(s, v, got, now, KEEP, -1, -1, false)
+    if s.tenant ~= '' then call('HSET', P .. 'owed:' .. replica, request, s.tenant) end
   else
-    count(v.concurrencies, -1)
-    leave_queue(v, request .. ' ' .. replica)
+    got[3] = 0
+    give_back(s, v, got, now, REMOVE, 0, 0, true)
+    if s.tenant ~= '' then settle(s.credit, s.out, request, REMOVE) end
   end
-  if unserved or v.state == 'W' then
-    give_back_rates(v)
-    settle(v.tenant, request, '-')
-  end
+  return s
 end
 
--- Notes whose money stays held for a served request that nobody will release any more.
-local function note_owed(v, request, replica)
-  if v.state == 'G' and v.tenant ~= '' then call('HSET', P .. 'owed:' .. replica, request, v.tenant) end
-end
-
--- Returns 'fits', 'full' (this deployment must wait) or 'stop' (nobody can be granted).
-local function room(v)
-  local limits = string.gmatch(v.limits, '%d+')
-  local load = call('HMGET', P .. 'm:' .. v.deployment, 'inflight', 'cap')
-  local limit = tonumber(load[2]) or 0
-  if limit > 0 and (tonumber(load[1]) or 0) >= limit then return 'full' end
-  for name, amount in string.gmatch(v.caps, '([^ =]+)=(%d+)') do
-    local held = tonumber(call('GET', P .. 'c:' .. name)) or 0
-    if held + amount > tonumber(limits()) then return name == 'global' and 'stop' or 'full' end
+-- Returns 'fits', 'full' (this deployment must wait) or 'stop' (nobody can be granted), and the counters read.
+local function room(s)
+  local got = call(unpack(s.back))
+  local inflight, _, _, cap = read_load(got[4])
+  if cap > 0 and inflight >= cap then return 'full' end
+  for i = 1, s.ncap do
+    if (tonumber(got[4 + i]) or 0) + s.amount[i] > s.most[i] then
+      return s.back[5 + i] == P .. 'c:global' and 'stop' or 'full'
+    end
   end
-  return 'fits'
+  return 'fits', got
 end
 
 local function alive(replica, now)
@@ -148,7 +346,7 @@ local function alive(replica, now)
 end
 
 -- Tries the waiter at the head of a deployment's queue: 'next' (granted or dropped), 'full', 'stop' or 'empty'.
-local function dispatch_head(deployment, now)
+local function dispatch_head(epoch, deployment, now)
   local queue = P .. 'q:' .. deployment
   local member = call('ZRANGE', queue, 0, 0)[1]
   if not member then
@@ -158,20 +356,23 @@ local function dispatch_head(deployment, now)
   local request, replica = string.match(member, '^(%S+) (%S+)$')
   local lease = P .. 'lease:' .. replica
   local text = call('HGET', lease, request)
-  local v = parse(text or ('W0|' .. deployment .. '||||'))
-  if not text or v.deadline <= now or not alive(replica, now) then
-    call('HDEL', lease, request)
-    give_back(v, request, replica, now, 0, true)
+  local s = text and #text > LEASE_SIZE and spec_of(epoch, sub(text, LEASE_SIZE + 1))
+  if not s or parse(text).deadline <= now or not alive(replica, now) then
+    leave_queue(s or {deployment = deployment, load = P .. 'm:' .. deployment}, member)
+    drop(epoch, lease, request, replica, now, false)
     call('RPUSH', P .. 'grants:' .. replica, 'X ' .. request)
     return 'next'
   end
-  local fits = room(v)
+  local fits, got = room(s)
   if fits ~= 'fits' then return fits end
-  leave_queue(v, member)
-  count(v.caps, 1)
-  call('HINCRBY', P .. 'm:' .. deployment, 'inflight', 1)
-  call('HSET', P .. 'm:' .. deployment, 'last_us', now)
-  call('HSET', lease, request, 'G' .. string.sub(text, 2))
+  leave_queue(s, member)
+  local inflight, waiting, _, cap, gap, released = read_load(call('GET', s.load))
+  set[2], set[3] = s.load, pack(LOAD, inflight + 1, waiting, now, cap, gap, released)
+  for i = 1, s.ncap do
+    set[2 + 2 * i], set[3 + 2 * i] = s.back[5 + i], (tonumber(got[4 + i]) or 0) + s.amount[i]
+  end
+  write(3 + 2 * s.ncap)
+  call('HSET', lease, request, 'G' .. sub(text, 2))
   call('ZADD', P .. 'unclaimed', now + CLAIM_US, member)
   call('RPUSH', P .. 'grants:' .. replica, 'G ' .. request)
   return 'next'
@@ -179,7 +380,7 @@ end
 
 -- Grants what now fits, the oldest waiter first; `own` is the deployment that has just got room. Bounded: what is left
 -- over comes with the next release or tick.
-local function dispatch(now, own, queues_max)
+local function dispatch(epoch, now, own, queues_max)
   local budget = 16
   local deployments = call('ZRANGE', P .. 'queues', 0, queues_max - 1)
   if own and #deployments == queues_max then deployments[#deployments + 1] = own end
@@ -188,7 +389,7 @@ local function dispatch(now, own, queues_max)
     local progress = false
     for _, deployment in ipairs(deployments) do
       if not passed[deployment] and budget > 0 then
-        local result = dispatch_head(deployment, now)
+        local result = dispatch_head(epoch, deployment, now)
         if result == 'stop' then return end
         if result == 'next' then
           budget, progress = budget - 1, true

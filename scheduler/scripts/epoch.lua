@@ -8,34 +8,37 @@
 -- ARGV: server run id, replica, nonce, settle µs, the epoch this replica had ('' when none), 'join' once all is
 --       registered
 -- Answer: {1, epoch}
---#common
-local current, offset = unpack(call('MGET', KEYS[1], KEYS[2]))
-local now = server_now(offset)
-local settle_us, had = tonumber(ARGV[4]), ARGV[5]
+local function epoch(keys, args)
+  local current, offset = unpack(call('MGET', keys[1], keys[2]))
+  local now = server_now(offset)
+  local settle_us, had = tonumber(args[4]), args[5]
 
-if current and string.sub(current, 1, #ARGV[1] + 1) == ARGV[1] .. ':' then
-  local mode, made = string.match(current, '^[^:]*:(%a):(%d+):')
-  if ARGV[6] == 'join' then
-    call('SREM', KEYS[5], ARGV[2])
-    if mode == 's' and call('SCARD', KEYS[5]) == 0 then call('DEL', KEYS[3]) end
-  elseif mode == 'f' and had ~= '' and had ~= current and made + settle_us > now then
-    call('SET', KEYS[3], string.format('%.0f', made + settle_us))
+  if current and sub(current, 1, #args[1] + 1) == args[1] .. ':' then
+    local mode, made = string.match(current, '^[^:]*:(%a):(%d+):')
+    if args[6] == 'join' then
+      call('SREM', keys[5], args[2])
+      if mode == 's' and call('SCARD', keys[5]) == 0 then call('DEL', keys[3]) end
+    elseif mode == 'f' and had ~= '' and had ~= current and made + settle_us > now then
+      call('SET', keys[3], made + settle_us)
+    end
+    return {1, current}
   end
-  return {1, current}
-end
 
-local mode = current and 's' or (had ~= '' and 'l' or 'f')
-local fresh = string.format('%s:%s:%.0f:%s', ARGV[1], mode, now, ARGV[3])
-call('SET', KEYS[1], fresh)
-call('DEL', KEYS[3], KEYS[5])
-local fenced = mode == 'l'
-if mode == 's' then
-  for _, replica in ipairs(call('ZRANGEBYSCORE', KEYS[4], math.floor(now / 1000), '+inf')) do
-    if replica ~= ARGV[2] then
-      call('SADD', KEYS[5], replica)
-      fenced = true
+  local mode = current and 's' or (had ~= '' and 'l' or 'f')
+  local fresh = string.format('%s:%s:%.0f:%s', args[1], mode, now, args[3])
+  call('SET', keys[1], fresh)
+  call('DEL', keys[3], keys[5])
+  local fenced = mode == 'l'
+  if mode == 's' then
+    for _, replica in ipairs(call('ZRANGEBYSCORE', keys[4], floor(now / 1000), '+inf')) do
+      if replica ~= args[2] then
+        call('SADD', keys[5], replica)
+        fenced = true
+      end
     end
   end
+  if fenced then call('SET', keys[3], now + settle_us) end
+  return {1, fresh}
 end
-if fenced then call('SET', KEYS[3], string.format('%.0f', now + settle_us)) end
-return {1, fresh}
+
+register('epoch', epoch, 'allow-oom')

@@ -1,27 +1,59 @@
--- Enters a running request that this server does not know: after it lost data, or granted while it was away.
--- Idempotent by request id; takes no notice of limits, since the request runs.
+-- Enters a running request that this server does not know: after it lost data, or granted while it was away. Idempotent
+-- by request id; takes no notice of limits, since the request runs.
 --
--- One that stands in the queue here leaves it; a grant in the post counts as claimed.
+-- One that stands in the queue here leaves it; a grant in the post counts as claimed. What it took of a rate is taken now
+-- when the server has forgotten it.
 --
--- KEYS: epoch, offset, lease, deployment, credit, out
--- ARGV: epoch, request id, lease text, hold ('' without money), replica
---#common
-local got = call('MGET', KEYS[1], KEYS[2])
-if got[1] ~= ARGV[1] then return {EPOCH_CHANGED} end
-local request, lease = ARGV[2], ARGV[3]
-if ARGV[4] ~= '' and call('HSETNX', KEYS[6], request, ARGV[4]) == 1 then call('HINCRBY', KEYS[5], 'o', ARGV[4]) end
-local member = request .. ' ' .. ARGV[5]
-call('ZREM', P .. 'unclaimed', member)
-local known = call('HGET', KEYS[3], request)
-if known and string.sub(known, 1, 1) == 'G' then return {0} end
-local v = parse(lease)
-if known then
-  leave_queue(v, member)
-else
-  count(v.concurrencies, 1)
+-- KEYS: lease
+-- ARGV: epoch, request id, lease (granted; admitted at 0 when no server ever did), spec's text
+-- Answer: {1 entered, 0 known} or {6} when the epoch changed
+local function register_lease(keys, args)
+  local lease, epoch, request = keys[1], args[1], args[2]
+  local v = parse(args[3])
+  local s = spec_of(epoch, sub(args[3], LEASE_SIZE + 1), args[4])
+  if not s then return {EPOCH} end
+  local got = call(unpack(s.back))
+  if got[1] ~= epoch then return {EPOCH} end
+  local now, n = server_now(got[2]), 3
+  local member = request .. ' ' .. sub(lease, #P + 7)
+  call('ZREM', P .. 'unclaimed', member)
+  local had = call('HGET', lease, request)
+  local fresh = s.tenant ~= '' and call('HSETNX', s.out, request, v.hold) == 1
+  if fresh then call('HINCRBY', s.credit, 'o', v.hold) end
+  if had and sub(had, 1, 1) == 'G' then return {0} end
+  if had then leave_queue(s, member) end
+
+  local inflight, waiting, _, cap, gap, released = read_load(call('GET', s.load))
+  set[2], set[3] = s.load, pack(LOAD, inflight + 1, waiting, now, cap, gap, released)
+  for i = 1, had and s.ncap or s.ncap + s.nconc do
+    set[n + 1], set[n + 2] = s.back[5 + i], (tonumber(got[4 + i]) or 0) + s.amount[i]
+    n = n + 2
+  end
+  for i = s.ncap + s.nconc + 1, s.ncount do
+    local spent = tonumber(got[4 + i])
+    if fresh and spent then -- one that is not there is made with what is outstanding
+      set[n + 1], set[n + 2] = s.back[5 + i], spent + v.hold
+      n = n + 2
+    end
+  end
+  write(n)
+
+  local at = had and parse(had).at or v.at
+  for _, r in ipairs(s.rates) do
+    local raw = call('GET', r.key)
+    local lost = v.at == 0
+    if not lost and now - v.at < (BUCKETS + 1) * r.width then
+      local bucket, h, l = floor(v.at / r.width), nil, nil
+      if raw then _, h, l = unpack_struct(RATE, raw) end
+      lost = not raw or bucket < h or bucket > l
+    end
+    if lost and not had then
+      take_rate(r, r.unit == 0 and r.amount or r.unit == 1 and v.input or v.output, now)
+      at = now
+    end
+  end
+  call('HSET', lease, request, pack(LEASE, 'G', v.tier, at, v.input, v.output, v.hold, 0) .. sub(args[3], LEASE_SIZE + 1))
+  return {1}
 end
-call('HSET', KEYS[3], request, lease)
-count(v.caps, 1)
-call('HINCRBY', KEYS[4], 'inflight', 1)
-call('HSET', KEYS[4], 'last_us', server_now(got[2]))
-return {1}
+
+register('register', register_lease, 'allow-oom')

@@ -1,47 +1,68 @@
--- Every replica's duty each second: gives back the slots of dead replicas (the money of what they served stays until it
--- is posted), takes back grants nobody claimed, drops waiters past their deadline, grants what fits.
+-- Every replica's duty each second: gives back the slots of dead replicas (the money, the tokens and the budgets of what
+-- they served stay taken), takes back grants nobody claimed, drops waiters past their deadline, grants what fits, and
+-- removes some counters that say nothing any more.
 --
 -- KEYS: epoch, offset, beat, unclaimed
 -- ARGV: epoch, leases at most per call
 -- Answer: {1, leases given back from dead replicas, 1 when there may be more}
---#common
 local FORGET_MS = 3600000
-local got = call('MGET', KEYS[1], KEYS[2])
-if got[1] ~= ARGV[1] then return {EPOCH_CHANGED} end
-local now, most, reaped = server_now(got[2]), tonumber(ARGV[2]), 0
+local SWEEP = 100
 
-local function reap(replica, expiry_ms)
-  local lease = P .. 'lease:' .. replica
-  local held = call('HRANDFIELD', lease, most - reaped, 'WITHVALUES')
-  for i = 1, #held, 2 do
-    local unserved = call('ZREM', KEYS[4], held[i] .. ' ' .. replica) == 1
-    call('HDEL', lease, held[i])
-    local v = parse(held[i + 1])
-    give_back(v, held[i], replica, now, 0, unserved)
-    if not unserved then note_owed(v, held[i], replica) end
-    reaped = reaped + 1
+local function reap(epoch, replica, expiry_ms, most, now)
+  local lease, count = P .. 'lease:' .. replica, 0
+  for _, request in ipairs(call('HRANDFIELD', lease, most)) do
+    local unserved = call('ZREM', P .. 'unclaimed', request .. ' ' .. replica) == 1
+    drop(epoch, lease, request, replica, now, not unserved)
+    count = count + 1
   end
-  if call('HLEN', lease) > 0 then return end
-  call('DEL', P .. 'grants:' .. replica)
-  if tonumber(expiry_ms) < now / 1000 - FORGET_MS then call('ZREM', KEYS[3], replica) end
-end
-
-local dead = call('ZRANGEBYSCORE', KEYS[3], '-inf', math.floor(now / 1000), 'WITHSCORES', 'LIMIT', 0, 64)
-for i = 1, #dead, 2 do
-  if reaped < most then reap(dead[i], dead[i + 1]) end
-end
-
-for _, member in ipairs(call('ZRANGEBYSCORE', KEYS[4], '-inf', now, 'LIMIT', 0, most)) do
-  call('ZREM', KEYS[4], member)
-  local request, replica = string.match(member, '^(%S+) (%S+)$')
-  local lease = P .. 'lease:' .. replica
-  local text = call('HGET', lease, request)
-  if text then
-    call('HDEL', lease, request)
-    give_back(parse(text), request, replica, now, 0, true)
-    call('RPUSH', P .. 'grants:' .. replica, 'X ' .. request)
+  if call('HLEN', lease) == 0 then
+    call('DEL', P .. 'grants:' .. replica)
+    if tonumber(expiry_ms) < now / 1000 - FORGET_MS then call('ZREM', P .. 'beat', replica) end
   end
+  return count
 end
 
-dispatch(now, nil, 100)
-return {1, reaped, reaped >= most and 1 or 0}
+-- A few at a time: a counter of 0 and a rate whose window is over say what a missing one says. A spend does not.
+local function sweep(now)
+  local step = call('SCAN', call('GET', P .. 'swept') or '0', 'MATCH', P .. 'c:*', 'COUNT', SWEEP)
+  for _, key in ipairs(step[2]) do
+    if not string.find(key, ':spend:', 1, true) and call('TYPE', key).ok == 'string' then
+      local text = call('GET', key)
+      local over = text == '0'
+      if #text == 40 then
+        local _, _, l, _, width = unpack_struct(RATE, text)
+        over = l + BUCKETS + 1 < now / width
+      end
+      if over then call('DEL', key) end
+    end
+  end
+  call('SET', P .. 'swept', step[1])
+end
+
+local function tick(keys, args)
+  local epoch = args[1]
+  local got = call('MGET', keys[1], keys[2])
+  if got[1] ~= epoch then return {EPOCH} end
+  local now, most, reaped = server_now(got[2]), tonumber(args[2]), 0
+
+  local dead = call('ZRANGEBYSCORE', keys[3], '-inf', floor(now / 1000), 'WITHSCORES', 'LIMIT', 0, 64)
+  for i = 1, #dead, 2 do
+    if reaped < most then reaped = reaped + reap(epoch, dead[i], dead[i + 1], most - reaped, now) end
+  end
+
+  for _, member in ipairs(call('ZRANGEBYSCORE', keys[4], '-inf', now, 'LIMIT', 0, most)) do
+    call('ZREM', keys[4], member)
+    local request, replica = string.match(member, '^(%S+) (%S+)$')
+    local lease = P .. 'lease:' .. replica
+    if call('HEXISTS', lease, request) == 1 then
+      drop(epoch, lease, request, replica, now, false)
+      call('RPUSH', P .. 'grants:' .. replica, 'X ' .. request)
+    end
+  end
+
+  dispatch(epoch, now, nil, 100)
+  if reaped < most then sweep(now) end
+  return {1, reaped, reaped >= most and 1 or 0}
+end
+
+register('tick', tick, 'allow-oom')

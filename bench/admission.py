@@ -1,0 +1,225 @@
+"""What admission costs: `python -m bench.admission`. Acquire and release over a Valkey of its own, append-only file on.
+
+Prints, for each set of limits, pairs per second, the CPU of one pair in the gateway's process (client, encoding, task
+switch included) and in Valkey (socket and file included), and how much of it the two scripts are. `--keys` callers take
+turns, so that counters are as cold or hot as in real life; `--at-once` requests are in flight.
+"""
+
+import argparse
+import asyncio
+import itertools
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import msgspec
+import uvloop
+
+from bench import machine
+from catalog.types import DeploymentKind, EngineKind, ServedModel
+from cli.embedded import valkey as vk
+from core import keyspace
+from core.clock import SystemClock
+from core.demand import Demand, DemandKind, Unit
+from core.ids import new_uuid
+from core.resp import RespClient
+from core.tiers import Tier
+from scheduler.admission import Admission
+from scheduler.types import Prepared
+
+PLENTY = 10**9
+POSTED_AFTER = 4096  # pairs
+CREDIT_NANO = 10**15
+HOLD_NANO, CHARGE_NANO = 250_000, 90_000
+INPUT_TOKENS, OUTPUT_TOKENS, USED_INPUT, USED_OUTPUT = 300, 256, 210, 80
+MICRO = 1e6
+SCRIPTS = ("cmdstat_evalsha", "cmdstat_fcall")
+
+
+def _model() -> ServedModel:
+    return ServedModel(
+        name="small",
+        model_id=uuid4(),
+        version_id=uuid4(),
+        deployment_id=uuid4(),
+        kind=DeploymentKind.LOCAL,
+        engine=EngineKind.SIMULATOR,
+        upstream_model="small",
+        context_max=4096,
+        default_max_tokens=256,
+        endpoints=frozenset({"chat"}),
+        inflight_max=1000,
+        waiting_max=256,
+        max_wait_s=30,
+    )
+
+
+def _rate(counter: str, refusal: str, unit: Unit) -> Demand:
+    amount = 1 if unit is Unit.REQUEST else 0
+    return Demand(DemandKind.RATE, counter, amount, PLENTY, refusal, 60, unit, label="of this key")
+
+
+def _concurrency(counter: str) -> Demand:
+    return Demand(DemandKind.CONCURRENCY, counter, 1, PLENTY, "CONCURRENCY_LIMITED")
+
+
+def usual(key: str, project: str, tenant: str) -> tuple[Demand, ...]:
+    """Requests per minute of key and project, requests at once of key, project and tenant."""
+    return (
+        _rate(f"key:{key}:rpm", "RATE_LIMITED", Unit.REQUEST),
+        _rate(f"project:{project}:rpm", "RATE_LIMITED", Unit.REQUEST),
+        _concurrency(f"key:{key}:conc"),
+        _concurrency(f"project:{project}:conc"),
+        _concurrency(f"tenant:{tenant}:conc"),
+    )
+
+
+def tokens(key: str, project: str, tenant: str) -> tuple[Demand, ...]:
+    """The usual, and input and output tokens per minute of the key."""
+    return (
+        *usual(key, project, tenant),
+        _rate(f"key:{key}:itpm", "TOKENS_LIMITED", Unit.INPUT_TOKEN),
+        _rate(f"key:{key}:otpm", "TOKENS_LIMITED", Unit.OUTPUT_TOKEN),
+    )
+
+
+def budgets(key: str, project: str, tenant: str) -> tuple[Demand, ...]:
+    """All that, and the tenant's spend per day and month."""
+    spends = (f"tenant:{tenant}:spend:d:2026-11-30", f"tenant:{tenant}:spend:m:2026-11")
+    return (
+        *tokens(key, project, tenant),
+        *(Demand(DemandKind.SPEND, name, 0, CREDIT_NANO, "BUDGET_EXCEEDED") for name in spends),
+    )
+
+
+SETS = {"usual": usual, "with tokens": tokens, "with tokens and budgets": budgets}
+
+
+class Caller(msgspec.Struct):
+    """One key, and what it asks for."""
+
+    prepared: Prepared
+    money: Demand
+
+
+class Measured(msgspec.Struct):
+    """Of one run; CPU in µs for a pair."""
+
+    pairs_per_s: float
+    gateway_us: float
+    valkey_us: float
+    scripts_us: float
+
+
+async def _scripts_us(client: RespClient) -> int:
+    found = (await client.call("INFO", "commandstats")).decode().split("\r\n")
+    lines = [line for line in found if line.startswith(SCRIPTS)]
+    return sum(int(line.partition("usec=")[2].partition(",")[0]) for line in lines)
+
+
+async def measure(url: str, valkey_pid: int, name: str, options: argparse.Namespace) -> Measured:
+    client, own = await RespClient.connect(url), await RespClient.connect(url)
+    await own.call("FLUSHALL")
+
+    async def load(tenant: UUID, spends: tuple[Demand, ...]) -> None:
+        for demand in spends:
+            await own.call("SET", keyspace.counter(demand.counter), 0)
+
+    extra = {"budget_loader": load} if hasattr(Admission, "BUDGETS") or True else {}
+    try:
+        admission = Admission(client, replica="bench", clock=SystemClock(), global_inflight_max=100_000, **extra)
+    except TypeError:
+        admission = Admission(client, replica="bench", clock=SystemClock(), global_inflight_max=100_000)
+    await admission.start()
+    model = _model()
+    callers = []
+    for n in range(options.keys):
+        tenant = uuid4() if n % 4 == 0 else tenant  # noqa: F821 - the first of four makes it
+        await own.call("HSET", keyspace.credit(tenant), "a", CREDIT_NANO, "v", 1)
+        demands = SETS[name](uuid4().hex, uuid4().hex, tenant.hex)
+        callers.append(Caller(admission.prepare(demands), Demand(DemandKind.MONEY, tenant.hex, HOLD_NANO, 0, "NO")))
+    turn = itertools.cycle(callers)
+    try:
+        await one(admission, next(turn), model, new=True)
+        new = True
+    except TypeError:
+        new = False
+
+    async def worker(count: int) -> None:
+        for _ in range(count):
+            await one(admission, next(turn), model, new=new)
+
+    tenants = {caller.money.counter for caller in callers}
+
+    async def run(pairs: int) -> None:
+        for _ in range(max(1, pairs // POSTED_AFTER)):
+            await asyncio.gather(*(worker(POSTED_AFTER // options.at_once) for _ in range(options.at_once)))
+            for tenant in tenants:  # as the poster does, so that what is outstanding stays as small as in real life
+                own.call("DEL", f"{keyspace.PREFIX}out:{tenant}")
+                own.call("HSET", f"{keyspace.PREFIX}credit:{tenant}", "o", 0)
+            await own.call("PING")
+
+    await run(max(options.pairs // 4, len(callers)))
+    before_us, valkey_s = await _scripts_us(own), machine.cpu_s([valkey_pid])
+    began, cpu = time.perf_counter(), time.process_time()
+    await run(options.pairs)
+    seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+    valkey_s, scripts = machine.cpu_s([valkey_pid]) - valkey_s, await _scripts_us(own) - before_us
+    import os
+    if os.environ.get("DETAIL"):
+        for line in (await own.call("INFO", "commandstats")).decode().split("\r\n"):
+            print(line[:90])
+        print((await own.call("INFO", "memory")).decode()[:1500])
+    await admission.close()
+    await client.close()
+    await own.close()
+    pairs = options.pairs // POSTED_AFTER * POSTED_AFTER
+    return Measured(pairs / seconds, cpu_s / pairs * MICRO, valkey_s / pairs * MICRO, scripts / pairs)
+
+
+async def one(admission: Admission, caller: Caller, model: ServedModel, *, new: bool) -> None:
+    if new:
+        grant = await admission.acquire(
+            new_uuid(), caller.prepared, caller.money,
+            input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS, model=model, tier=Tier.STANDARD, wait_s=5.0,
+        )
+        await asyncio.sleep(0)
+        admission.release(grant, CHARGE_NANO, USED_INPUT, USED_OUTPUT)
+    else:
+        grant = await admission.acquire(
+            new_uuid(), caller.prepared, caller.money, model=model, tier=Tier.STANDARD, wait_s=5.0
+        )
+        await asyncio.sleep(0)
+        admission.release(grant, CHARGE_NANO)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=40_000)
+    parser.add_argument("--keys", type=int, default=500)
+    parser.add_argument("--at-once", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sets", nargs="*", default=list(SETS))
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="tg-bench-", dir="/tmp"))
+    process = vk.start(folder, folder / "v.sock")
+    try:
+        vk.wait_ready(folder, folder / "v.sock", lambda: process.poll() is None)
+        print("| limits | pairs/s | gateway µs | Valkey µs | of it scripts µs |\n|---|---|---|---|---|")
+        for name in options.sets:
+            runs = [
+                uvloop.run(measure(f"unix://{folder / 'v.sock'}", process.pid, name, options))
+                for _ in range(options.rounds)
+            ]
+            best = min(runs, key=lambda run: run.gateway_us + run.valkey_us)
+            figures = f"{best.pairs_per_s:,.0f} | {best.gateway_us:.1f} | {best.valkey_us:.1f} | {best.scripts_us:.1f}"
+            print(f"| {name} | {figures} |", flush=True)
+    finally:
+        vk.stop(process)
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
