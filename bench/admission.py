@@ -11,6 +11,7 @@ import itertools
 import shutil
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -35,7 +36,8 @@ CREDIT_NANO = 10**15
 HOLD_NANO, CHARGE_NANO = 250_000, 90_000
 INPUT_TOKENS, OUTPUT_TOKENS, USED_INPUT, USED_OUTPUT = 300, 256, 210, 80
 MICRO = 1e6
-SCRIPTS = ("cmdstat_evalsha", "cmdstat_fcall")
+Limits = Callable[[str, str, str], tuple[Demand, ...]]  # of the hex ids of key, project and tenant
+KEYS_OF_TENANT = 4
 
 
 def _model() -> ServedModel:
@@ -94,7 +96,7 @@ def budgets(key: str, project: str, tenant: str) -> tuple[Demand, ...]:
     )
 
 
-SETS = {"usual": usual, "with tokens": tokens, "with tokens and budgets": budgets}
+SETS: dict[str, Limits] = {"usual": usual, "with tokens": tokens, "with tokens and budgets": budgets}
 
 
 class Caller(msgspec.Struct):
@@ -113,86 +115,87 @@ class Measured(msgspec.Struct):
     scripts_us: float
 
 
+class Bench:
+    """Callers of one set of limits on an emptied Valkey."""
+
+    def __init__(self, client: RespClient, own: RespClient, limits: Limits) -> None:
+        self._own = own
+        self._limits = limits
+        self._model = _model()
+        self._turn: Iterator[Caller] = iter(())
+        self._tenants: list[UUID] = []
+        self.admission = Admission(
+            client,
+            replica="bench",
+            clock=SystemClock(),
+            global_inflight_max=100_000,
+            budget_loader=self._load,
+        )
+
+    async def start(self, keys: int) -> None:
+        await self._own.call("FLUSHALL")
+        await self.admission.start()
+        callers = []
+        for n in range(keys):
+            if n % KEYS_OF_TENANT == 0:
+                self._tenants.append(uuid4())
+                await self._own.call("HSET", keyspace.credit(self._tenants[-1]), "a", CREDIT_NANO, "v", 1)
+            tenant = self._tenants[-1].hex
+            prepared = self.admission.prepare(self._limits(uuid4().hex, uuid4().hex, tenant))
+            callers.append(Caller(prepared, Demand(DemandKind.MONEY, tenant, HOLD_NANO, 0, "INSUFFICIENT_CREDIT")))
+        self._turn = itertools.cycle(callers)
+
+    async def run(self, pairs: int, at_once: int) -> int:
+        """Return how many pairs were made."""
+        for _ in range(max(1, pairs // POSTED_AFTER)):
+            await asyncio.gather(*(self._work(POSTED_AFTER // at_once) for _ in range(at_once)))
+            for tenant in self._tenants:  # as the poster does, so that what is outstanding stays as small as in life
+                self._own.call("DEL", keyspace.outstanding(tenant))
+                self._own.call("HSET", keyspace.credit(tenant), "o", 0)
+            await self._own.call("PING")
+        return max(1, pairs // POSTED_AFTER) * (POSTED_AFTER // at_once) * at_once
+
+    async def _work(self, count: int) -> None:
+        for _ in range(count):
+            caller = next(self._turn)
+            grant = await self.admission.acquire(
+                new_uuid(),
+                caller.prepared,
+                caller.money,
+                input_tokens=INPUT_TOKENS,
+                output_tokens=OUTPUT_TOKENS,
+                model=self._model,
+                tier=Tier.STANDARD,
+                wait_s=5.0,
+            )
+            await asyncio.sleep(0)
+            self.admission.release(grant, CHARGE_NANO, USED_INPUT, USED_OUTPUT)
+
+    async def _load(self, tenant: UUID, spends: tuple[Demand, ...]) -> None:  # noqa: ARG002 - nobody spent anything yet
+        for demand in spends:
+            await self._own.call("SET", keyspace.counter(demand.counter), 0)
+
+
 async def _scripts_us(client: RespClient) -> int:
     found = (await client.call("INFO", "commandstats")).decode().split("\r\n")
-    lines = [line for line in found if line.startswith(SCRIPTS)]
+    lines = [line for line in found if line.startswith("cmdstat_fcall:")]
     return sum(int(line.partition("usec=")[2].partition(",")[0]) for line in lines)
 
 
-async def measure(url: str, valkey_pid: int, name: str, options: argparse.Namespace) -> Measured:
+async def measure(url: str, valkey_pid: int, limits: Limits, options: argparse.Namespace) -> Measured:
     client, own = await RespClient.connect(url), await RespClient.connect(url)
-    await own.call("FLUSHALL")
-
-    async def load(tenant: UUID, spends: tuple[Demand, ...]) -> None:
-        for demand in spends:
-            await own.call("SET", keyspace.counter(demand.counter), 0)
-
-    extra = {"budget_loader": load} if hasattr(Admission, "BUDGETS") or True else {}
-    try:
-        admission = Admission(client, replica="bench", clock=SystemClock(), global_inflight_max=100_000, **extra)
-    except TypeError:
-        admission = Admission(client, replica="bench", clock=SystemClock(), global_inflight_max=100_000)
-    await admission.start()
-    model = _model()
-    callers = []
-    for n in range(options.keys):
-        tenant = uuid4() if n % 4 == 0 else tenant  # noqa: F821 - the first of four makes it
-        await own.call("HSET", keyspace.credit(tenant), "a", CREDIT_NANO, "v", 1)
-        demands = SETS[name](uuid4().hex, uuid4().hex, tenant.hex)
-        callers.append(Caller(admission.prepare(demands), Demand(DemandKind.MONEY, tenant.hex, HOLD_NANO, 0, "NO")))
-    turn = itertools.cycle(callers)
-    try:
-        await one(admission, next(turn), model, new=True)
-        new = True
-    except TypeError:
-        new = False
-
-    async def worker(count: int) -> None:
-        for _ in range(count):
-            await one(admission, next(turn), model, new=new)
-
-    tenants = {caller.money.counter for caller in callers}
-
-    async def run(pairs: int) -> None:
-        for _ in range(max(1, pairs // POSTED_AFTER)):
-            await asyncio.gather(*(worker(POSTED_AFTER // options.at_once) for _ in range(options.at_once)))
-            for tenant in tenants:  # as the poster does, so that what is outstanding stays as small as in real life
-                own.call("DEL", f"{keyspace.PREFIX}out:{tenant}")
-                own.call("HSET", f"{keyspace.PREFIX}credit:{tenant}", "o", 0)
-            await own.call("PING")
-
-    await run(max(options.pairs // 4, len(callers)))
-    before_us, valkey_s = await _scripts_us(own), machine.cpu_s([valkey_pid])
-    began, cpu = time.perf_counter(), time.process_time()
-    await run(options.pairs)
-    seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu
-    valkey_s, scripts = machine.cpu_s([valkey_pid]) - valkey_s, await _scripts_us(own) - before_us
-    import os
-    if os.environ.get("DETAIL"):
-        for line in (await own.call("INFO", "commandstats")).decode().split("\r\n"):
-            print(line[:90])
-        print((await own.call("INFO", "memory")).decode()[:1500])
-    await admission.close()
+    bench = Bench(client, own, limits)
+    await bench.start(options.keys)
+    await bench.run(max(options.pairs // 4, options.keys), options.at_once)
+    scripts_us, valkey_s = await _scripts_us(own), machine.cpu_s([valkey_pid])
+    began, gateway_s = time.perf_counter(), time.process_time()
+    pairs = await bench.run(options.pairs, options.at_once)
+    seconds, gateway_s = time.perf_counter() - began, time.process_time() - gateway_s
+    valkey_s, scripts_us = machine.cpu_s([valkey_pid]) - valkey_s, await _scripts_us(own) - scripts_us
+    await bench.admission.close()
     await client.close()
     await own.close()
-    pairs = options.pairs // POSTED_AFTER * POSTED_AFTER
-    return Measured(pairs / seconds, cpu_s / pairs * MICRO, valkey_s / pairs * MICRO, scripts / pairs)
-
-
-async def one(admission: Admission, caller: Caller, model: ServedModel, *, new: bool) -> None:
-    if new:
-        grant = await admission.acquire(
-            new_uuid(), caller.prepared, caller.money,
-            input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS, model=model, tier=Tier.STANDARD, wait_s=5.0,
-        )
-        await asyncio.sleep(0)
-        admission.release(grant, CHARGE_NANO, USED_INPUT, USED_OUTPUT)
-    else:
-        grant = await admission.acquire(
-            new_uuid(), caller.prepared, caller.money, model=model, tier=Tier.STANDARD, wait_s=5.0
-        )
-        await asyncio.sleep(0)
-        admission.release(grant, CHARGE_NANO)
+    return Measured(pairs / seconds, gateway_s / pairs * MICRO, valkey_s / pairs * MICRO, scripts_us / pairs)
 
 
 def main() -> None:
@@ -210,7 +213,7 @@ def main() -> None:
         print("| limits | pairs/s | gateway µs | Valkey µs | of it scripts µs |\n|---|---|---|---|---|")
         for name in options.sets:
             runs = [
-                uvloop.run(measure(f"unix://{folder / 'v.sock'}", process.pid, name, options))
+                uvloop.run(measure(f"unix://{folder / 'v.sock'}", process.pid, SETS[name], options))
                 for _ in range(options.rounds)
             ]
             best = min(runs, key=lambda run: run.gateway_us + run.valkey_us)

@@ -6,15 +6,17 @@ All keys of a pool share the hash tag ``{tg}``, so that one script may touch any
 key                         type     content and writer
 ==========================  =======  =========================================================================
 ``{tg}:epoch``              string   random id; absent or changed means Valkey lost its data (scheduler)
-``{tg}:c:<counter>``        both     what is held of a concurrency or cap (a number), or a rate's window (a hash:
-                                     scheduler/scripts/acquire.lua); written by the scheduler's scripts
+``{tg}:c:<counter>``        string   what is held of a concurrency or cap, nano spent of a budget, or a rate's window
+                                     (packed: scheduler/scripts/common.lua); written by the scheduler's scripts;
+                                     a missing budget is made by billing
+``{tg}:b:<counter>``        hash     the older buckets of a rate's window (scheduler)
+``{tg}:spec:<hash>``        string   what every request of one caller on one deployment demands (scheduler)
 ``{tg}:credit:<tenant>``    hash     ``a`` available nano before outstanding, ``v`` version of the ledger balance it
                                      came from, ``o`` sum of ``{tg}:out:<tenant>`` (billing sets a and v; o by both)
 ``{tg}:out:<tenant>``       hash     request id → nano outstanding: the hold, after settling the charge, gone
                                      once the poster has committed it (scheduler adds and lowers, billing removes)
-``{tg}:m:<deployment>``     hash     ``inflight``, ``waiting``, ``last_us`` of the last grant or release, in server
-                                     time, ``cap`` (0: none), ``gap_us`` between releases under load (scheduler)
-``{tg}:lease:<replica>``    hash     request id → what it holds or waits for (scheduler)
+``{tg}:m:<deployment>``     string   its load, packed: core/load.py (scheduler)
+``{tg}:lease:<replica>``    hash     request id → what it holds or waits for, packed (scheduler)
 ``{tg}:owed:<replica>``     hash     request id → tenant: served by a former life of that replica, its money still
                                      held (scheduler adds; the replica, back with its spool, settles and removes)
 ``{tg}:q:<deployment>``     zset     waiting requests by the time they came, server µs (scheduler)
@@ -24,6 +26,7 @@ key                         type     content and writer
 ``{tg}:beat``               zset     replica → expiry of its heartbeat, server ms (scheduler)
 ``{tg}:grants:<replica>``   list     grants for queued requests of that replica (scheduler)
 ``{tg}:settle``             string   admission is fenced until then, server µs; ``{tg}:awaited``: for whom (scheduler)
+``{tg}:swept``              string   how far the removal of counters that say nothing any more has come (scheduler)
 ``{tg}:offset_us``          string   added to the server's time by the scheduler's scripts; only tests set it
 ``{tg}:state``              hash     deployment → JSON of `knative.types.DeploymentState` (controller)
 ``{tg}:wake:<deployment>``  string   somebody waits for this deployment (gateways; SET NX PX)

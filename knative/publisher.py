@@ -5,6 +5,7 @@ from uuid import UUID
 import msgspec
 
 from core import keyspace
+from core.load import parse_load
 from core.resp import RespClient, script
 from knative.types import DeploymentState
 
@@ -54,13 +55,10 @@ class Activity(msgspec.Struct, frozen=True):
 
 async def read_activity(client: RespClient, deployment_ids: list[UUID]) -> dict[UUID, Activity]:
     """Read counters and wakes of these deployments, in one write."""
-    counters = [
-        client.call("HMGET", keyspace.deployment(deployment_id), "inflight", "waiting", "last_us")
-        for deployment_id in deployment_ids
-    ]
+    loads = [client.call("MGET", keyspace.deployment(deployment_id)) for deployment_id in deployment_ids]
     wakes = [client.call("EXISTS", keyspace.wake(deployment_id)) for deployment_id in deployment_ids]
     found = {}
-    for deployment_id, counter, wake in zip(deployment_ids, counters, wakes, strict=True):
-        inflight, waiting, last_us = (int(value or 0) for value in await counter)
-        found[deployment_id] = Activity(inflight, waiting, last_us, woken=bool(await wake))
+    for deployment_id, raw, wake in zip(deployment_ids, loads, wakes, strict=True):
+        load = parse_load((await raw)[0])
+        found[deployment_id] = Activity(load.inflight, load.waiting, load.last_us, woken=bool(await wake))
     return found

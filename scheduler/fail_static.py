@@ -2,8 +2,8 @@
 
 For the first 2 s a caller may have what it had here in the last minute: as many grants and tokens, and as many requests
 in flight as their mean or as run when the outage begins. After that 80 % of it for priority, 50 % for standard and
-nothing for batch. A caller that was not served here lately is refused. Because nobody gets more than the share that was admitted
-under all its limits, the sum over the replicas stays about within them.
+nothing for batch. A caller that was not served here lately is refused. Because nobody gets more than the share that was
+admitted under all its limits, the sum over the replicas stays about within them.
 """
 
 import math

@@ -6,6 +6,7 @@ from ipaddress import ip_address, ip_network
 
 from api.inference import errors
 from api.inference.directory import Directory, Offer, engine_fields, may_use
+from api.inference.limits import LimitLines
 from api.inference.ports import Admission
 from api.inference.request import Call
 from billing.types import PriceSchedule
@@ -115,7 +116,7 @@ def _resolve(directory: Directory, admission: Admission, principal: Principal, c
     until_us = min(until_us, quotas.until_us(principal, now))
     prepared = admission.prepare(demands)
     fields = engine_fields(principal, model, tier, call.endpoint)
-    return Offer(principal, model, tier, schedule, until_us, prepared, fields, bool(demands))
+    return Offer(principal, model, tier, schedule, until_us, prepared, fields, LimitLines(prepared.named))
 
 
 def _price(

@@ -5,7 +5,6 @@ from typing import Any
 from api.inference import errors, estimate
 from api.inference.gateway import Gateway
 from api.inference.job import Job, Request
-from api.inference.limits import limit_headers
 from billing import holds
 from core.errors import PlatformError
 
@@ -28,21 +27,30 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
     model = offer.model
     wait_s = patience(request.head.noted.get(PATIENCE_HEADER), min(model.max_wait_s, gateway.settings.max_wait_s))
     job.patience_until = job.started + wait_s
+    input_tokens, output_tokens = estimate.prompt_tokens(call, model), estimate.output_tokens(call, model)
     money = None
     if call.endpoint != "tokenize":  # which costs nothing
         money = holds.demand(
-            offer.principal.tenant_id,
-            job.offer.schedule,
-            prompt_tokens=estimate.prompt_tokens(call, model),
-            output_tokens=estimate.output_tokens(call, model),
+            offer.principal.tenant_id, offer.schedule, prompt_tokens=input_tokens, output_tokens=output_tokens
         )
-    grant = await gateway.admission.acquire(job.id, offer.prepared, money, model=model, tier=offer.tier, wait_s=wait_s)
+    grant = await gateway.admission.acquire(
+        job.id,
+        offer.prepared,
+        money,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        model=model,
+        tier=offer.tier,
+        wait_s=wait_s,
+    )
     job.admitted_at_us = gateway.clock.now_us()
-    if grant.limits:
-        job.limits = limit_headers(grant.limits)
-        gateway.seen_limits.note(offer.principal.key_id, grant.limits, job.started)
-    elif offer.limited:  # decided without Valkey
-        job.limits = gateway.seen_limits.headers(offer.principal, job.started)
+    lines = offer.lines
+    if lines.named:
+        job.limits = lines.of(grant.reply)
+        if job.limits:
+            gateway.seen_limits.note(offer.principal.key_id, grant.reply, lines, job.started)
+        else:  # decided without Valkey
+            job.limits = gateway.seen_limits.headers(offer.principal, job.started)
     return grant
 
 

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import msgspec
 
+from api.inference.limits import LimitLines
 from api.inference.ports import Prices
 from billing.types import PriceSchedule
 from catalog.types import EngineKind, ServedModel
@@ -30,7 +31,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     until_us: int
     prepared: Any
     fields: bytes
-    limited: bool = False  # the key, its project or its tenant has a limit
+    lines: LimitLines  # of the limits of key, project and tenant
 
 
 class Directory:

@@ -1,37 +1,97 @@
-"""The x-ratelimit headers: exact on what was admitted or refused by a limit, else as this replica last saw them."""
+"""The x-ratelimit headers: exact on what was admitted or refused by a limit, else as this replica last saw them.
+
+Of several limits of one kind the one nearest to its end is shown: of requests, of input tokens and of output tokens per
+minute, and of requests at once. What OpenAI's clients read of tokens is the nearer of input and output.
+"""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 from uuid import UUID
 
-from api.inference.ports import LimitState
-from core.demand import DemandKind, Unit
+from core.demand import Demand, DemandKind, Unit
 from core.errors import PlatformError
 from tenants import quotas
-from tenants.types import Principal
+from tenants.types import LimitMetric, Principal
 
 KEYS_MAX = 50_000
 WHENEVER = datetime(1970, 1, 2, tzinfo=UTC)  # rates and concurrencies do not depend on the day
-RATE_LINES, CONCURRENCY_LINES = (  # limit, remaining, reset in s
-    b"X-Ratelimit-Limit-%b: %%d\r\nX-Ratelimit-Remaining-%b: %%d\r\nX-Ratelimit-Reset-%b: %%ds\r\n" % (3 * (name,))
-    for name in (b"Requests", b"Concurrency")
-)
-_KIND_OF_CODE = {
-    quotas.RATE_LIMITED: DemandKind.RATE,
-    quotas.CONCURRENCY_LIMITED: DemandKind.CONCURRENCY,
+_NAMES = {Unit.REQUEST: b"Requests", Unit.INPUT_TOKEN: b"Input-Tokens", Unit.OUTPUT_TOKEN: b"Output-Tokens"}
+_TOKENS, _CONCURRENCY = b"Tokens", b"Concurrency"
+_UNIT_OF_METRIC = {
+    LimitMetric.REQUESTS_PER_MINUTE: Unit.REQUEST,
+    LimitMetric.INPUT_TOKENS_PER_MINUTE: Unit.INPUT_TOKEN,
+    LimitMetric.OUTPUT_TOKENS_PER_MINUTE: Unit.OUTPUT_TOKEN,
 }
+_FIRST = 5  # of a grant's answer that speaks of limits
+
+
+def _template(name: bytes, limit: int) -> bytes:
+    """Lines with places for what remains and for the reset in s."""
+    return b"X-Ratelimit-Limit-%b: %d\r\nX-Ratelimit-Remaining-%b: %%d\r\nX-Ratelimit-Reset-%b: %%ds\r\n" % (
+        *(name, limit),
+        *(name, name),
+    )
+
+
+class LimitLines:
+    """The header lines of an offer, ready but for their numbers. `named`: the demands that a grant's answer names."""
+
+    __slots__ = ("named", "of_tokens", "shows_concurrency", "templates", "units")
+
+    def __init__(self, named: Sequence[Demand]) -> None:
+        self.named = tuple(named)
+        self.templates = [_template(_name(demand), demand.limit) for demand in named]
+        self.of_tokens = [_template(_TOKENS, demand.limit) for demand in named]
+        shown = [demand for demand in named if demand.enforced]
+        self.shows_concurrency = any(demand.kind is DemandKind.CONCURRENCY for demand in shown)
+        self.units = sorted({demand.unit for demand in shown if demand.kind is DemandKind.RATE})
+
+    def of(self, reply: Sequence[int]) -> bytes:
+        """Return the lines of what was granted; see `scheduler.types.Grant.reply`."""
+        if len(reply) <= _FIRST:
+            return b""
+        at, lines, templates = _FIRST, b"", self.templates
+        if self.shows_concurrency:
+            lines = templates[reply[6]] % (reply[5], 0)
+            at = 7
+        least, tokens = -1, b""
+        for unit in self.units:
+            remaining, reset_s, place = reply[at : at + 3]
+            at += 3
+            lines += templates[place] % (remaining, reset_s)
+            if unit and (least < 0 or remaining < least):
+                least, tokens = remaining, self.of_tokens[place] % (remaining, reset_s)
+        return lines + tokens
+
+    def rates(self, reply: Sequence[int]) -> "list[State]":
+        """Return the rates that the answer speaks of."""
+        at = _FIRST + 2 * self.shows_concurrency
+        return [
+            State(remaining, self.named[place].limit, reset_s, self.named[place])
+            for remaining, reset_s, place in (reply[at + 3 * n : at + 3 * n + 3] for n in range(len(self.units)))
+        ]
+
+
+class State(NamedTuple):
+    """A rate as last seen; ordered by what remains."""
+
+    remaining: int
+    limit: int
+    reset_s: int
+    demand: Demand
 
 
 class SeenLimits:
     """What the last admitted request of each key said of its limits, and when (monotonic s)."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Sequence[LimitState], float]] = {}  # by key id, as a number: quick to hash
+        self._seen: dict[int, tuple[Sequence[int], LimitLines, float]] = {}  # by key id, as a number: quick to hash
 
-    def note(self, key_id: UUID, limits: Sequence[LimitState], now: float) -> None:
+    def note(self, key_id: UUID, reply: Sequence[int], lines: LimitLines, now: float) -> None:
         if len(self._seen) >= KEYS_MAX:
             self._seen.clear()
-        self._seen[key_id.int] = (limits, now)
+        self._seen[key_id.int] = (reply, lines, now)
 
     def headers(self, principal: Principal, now: float, error: PlatformError | None = None) -> bytes:
         """Header lines of an answer to a request that took nothing of its key's limits.
@@ -39,39 +99,39 @@ class SeenLimits:
         The limit that `error` names has nothing left; a rate stands as last seen, or whole once its window is over.
         How many requests run now is not known here, so no other concurrency is shown.
         """
-        limits, at = self._seen.get(principal.key_id.int, ((), 0.0))
-        known = {limit.name: limit for limit in limits}
-        kind = _KIND_OF_CODE.get(error.code) if error is not None else None
-        lines = []
-        if kind is not None and error is not None:
-            lines.append(_lines(kind, error.fields["limit"], 0, error.retry_after_s or 1))
-        nearest: tuple[int, int, int] | None = None  # remaining, limit, reset
-        for demand in quotas.limits(principal, WHENEVER) if kind is not DemandKind.RATE else ():
-            if demand.kind is DemandKind.RATE and demand.unit is Unit.REQUEST and demand.enforced:
-                seen = known.get(demand.counter)
-                fresh = seen is not None and at + seen.reset_s > now
-                remaining = min(seen.remaining, demand.limit) if seen is not None and fresh else demand.limit
-                reset = seen.reset_s if seen is not None and fresh else demand.window_s
-                nearest = min(nearest or (remaining, demand.limit, reset), (remaining, demand.limit, reset))
-        if nearest is not None:
-            remaining, limit, reset = nearest
-            lines.append(_lines(DemandKind.RATE, limit, remaining, reset))
-        return b"".join(lines)
+        known = self._known(principal, now)
+        nearest: dict[Unit, tuple[int, int, int]] = {}  # remaining, limit, reset
+        for demand in quotas.limits(principal, WHENEVER):
+            if demand.kind is DemandKind.RATE and demand.enforced:
+                state = known.get(demand.counter, (demand.limit, demand.limit, demand.window_s))
+                state = (min(state[0], demand.limit), demand.limit, state[2])
+                nearest[demand.unit] = min(nearest.get(demand.unit, state), state)
+        lines = b""
+        metric = error.fields.get("metric") if error is not None else None
+        if error is not None and metric is not None and error.retry_after_s is not None:
+            refused = (0, int(str(error.fields["limit"])), error.retry_after_s)
+            unit = _UNIT_OF_METRIC.get(LimitMetric(str(metric)))
+            if unit is None:
+                lines = _lines(_CONCURRENCY, refused)
+            else:
+                nearest[unit] = refused
+        lines += b"".join(_lines(_NAMES[unit], nearest[unit]) for unit in sorted(nearest))
+        tokens = [state for unit, state in nearest.items() if unit]
+        return lines + _lines(_TOKENS, min(tokens)) if tokens else lines
+
+    def _known(self, principal: Principal, now: float) -> dict[str, tuple[int, int, int]]:
+        """What still holds of what was seen, by counter."""
+        seen = self._seen.get(principal.key_id.int)
+        if seen is None:
+            return {}
+        reply, lines, at = seen
+        return {state.demand.counter: state[:3] for state in lines.rates(reply) if at + state.reset_s > now}
 
 
-def limit_headers(limits: Sequence[LimitState]) -> bytes:
-    """Header lines of the limits nearest to their end: one of requests per minute, one of requests at once."""
-    rate: LimitState | None = None
-    running: LimitState | None = None
-    for limit in limits:
-        if limit.kind is DemandKind.RATE:
-            if rate is None or limit.remaining < rate.remaining:
-                rate = limit
-        elif running is None or limit.remaining < running.remaining:
-            running = limit
-    lines = b"" if running is None else CONCURRENCY_LINES % (running.limit, running.remaining, running.reset_s)
-    return lines if rate is None else lines + RATE_LINES % (rate.limit, rate.remaining, rate.reset_s)
+def _name(demand: Demand) -> bytes:
+    return _NAMES[demand.unit] if demand.kind is DemandKind.RATE else _CONCURRENCY
 
 
-def _lines(kind: DemandKind, limit: int, remaining: int, reset_s: int) -> bytes:
-    return (RATE_LINES if kind is DemandKind.RATE else CONCURRENCY_LINES) % (limit, remaining, reset_s)
+def _lines(name: bytes, state: tuple[int, int, int]) -> bytes:
+    remaining, limit, reset_s = state
+    return _template(name, limit) % (remaining, reset_s)

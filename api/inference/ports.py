@@ -10,25 +10,10 @@ from uuid import UUID
 
 from billing.types import PriceSchedule, UsageEvent
 from catalog.types import ServedModel
-from core.demand import Demand, DemandKind
+from core.demand import Demand
 from core.money import Currency
 from core.tiers import Tier
 from knative.types import DeploymentState
-
-
-class LimitState(Protocol):
-    """One of the caller's limits after this request was let in."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def limit(self) -> int: ...
-    @property
-    def remaining(self) -> int: ...
-    @property
-    def reset_s(self) -> int: ...
-    @property
-    def kind(self) -> DemandKind: ...
 
 
 class Grant(Protocol):
@@ -37,7 +22,14 @@ class Grant(Protocol):
     @property
     def queue_us(self) -> int: ...
     @property
-    def limits(self) -> Sequence[LimitState]: ...
+    def reply(self) -> Sequence[int]:
+        """What the script said of the limits; see `scheduler.types.Grant`."""
+        ...
+
+    @property
+    def over(self) -> tuple[Demand, ...]:
+        """The soft and dark limits that it passed; empty almost always."""
+        ...
 
 
 class Admission(Protocol):
@@ -51,11 +43,20 @@ class Admission(Protocol):
     def prepare(self, demands: tuple[Demand, ...]) -> Any: ...
 
     def acquire(
-        self, request_id: UUID, prepared: Any, money: Demand | None, *, model: ServedModel, tier: Tier, wait_s: float
+        self,
+        request_id: UUID,
+        prepared: Any,
+        money: Demand | None,
+        *,
+        input_tokens: int,
+        output_tokens: int,
+        model: ServedModel,
+        tier: Tier,
+        wait_s: float,
     ) -> Awaitable[Any]: ...
 
-    def release(self, grant: Any, charge_nano: int | None) -> None:
-        """None: no usage event will come, the hold is free at once."""
+    def release(self, grant: Any, charge_nano: int | None, input_tokens: int = -1, output_tokens: int = -1) -> None:
+        """None: no usage event will come, the hold is free at once. Tokens are what was used; -1: nobody knows."""
         ...
 
 

@@ -185,6 +185,13 @@ class AnswerFacts(msgspec.Struct):
     timings: Any = None
 
 
+class _Tokenized(msgspec.Struct):
+    """The member of an answer to /tokenize that we look at."""
+
+    count: int = -1
+
+
+_tokenized = msgspec.json.Decoder(_Tokenized).decode
 _facts = msgspec.json.Decoder(AnswerFacts).decode
 _decode = msgspec.json.Decoder().decode
 
@@ -195,6 +202,14 @@ def read_answer(body: bytes) -> AnswerFacts | None:
         return _facts(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def read_count(body: bytes) -> int:
+    """Return how many tokens an answer to /tokenize counted; -1 when it does not say."""
+    try:
+        return max(-1, _tokenized(body).count)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return -1
 
 
 def _failure_error(failure: Failure) -> PlatformError:

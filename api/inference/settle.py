@@ -9,7 +9,7 @@ from api.inference import errors, estimate, stream
 from api.inference.count import count_prompt
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Job, Request
-from api.inference.relay import Relay, StreamRelay, read_answer
+from api.inference.relay import Relay, StreamRelay, read_answer, read_count
 from api.inference.sse import DONE, usage_chunk
 from billing import pricing
 from billing.types import CountSource, Outcome, UsageEvent
@@ -51,13 +51,23 @@ async def settle(gateway: Gateway, job: Job, request: Request, client: Client, e
     durable = record(gateway, job, bill, status) if bill is not None else None
     grant, job.grant = job.grant, None
     if grant is not None:
-        gateway.admission.release(grant, nano_up(bill.pico) if bill is not None else None)
+        charge_nano = nano_up(bill.pico) if bill is not None else None
+        gateway.admission.release(grant, charge_nano, *tokens_used(job, relay, bill))
     if durable is not None and not client.gone:
         gateway.durable.add(durable)
         note_durable(gateway, await durable)
     if not client.gone:
         answer(gateway, job, client, relay, bill, error)
     note(gateway, job, request, bill, status, error)
+
+
+def tokens_used(job: Job, relay: Relay | None, bill: Bill | None) -> tuple[int, int]:
+    """Return the input and output tokens that count against limits; -1 where nobody knows: the estimate stays."""
+    if bill is not None:
+        return (bill.usage.input_total, bill.usage.output_total) if not bill.quarantine else (-1, -1)
+    if relay is None or relay.error is not None or job.call.endpoint != "tokenize":
+        return 0, 0
+    return read_count(b"".join(relay.body)), 0
 
 
 # ---- the bill

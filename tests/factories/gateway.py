@@ -21,7 +21,7 @@ from billing.price_table import NEVER_US
 from billing.types import PriceSchedule, UsageEvent
 from catalog.types import DeploymentKind, EngineKind, ServedModel
 from core.clock import Clock, ManualClock
-from core.demand import Demand, DemandKind
+from core.demand import Demand
 from core.errors import PlatformError
 from core.ids import new_uuid
 from core.money import Currency
@@ -30,30 +30,23 @@ from core.tiers import Tier
 from engine.client import UpstreamPool
 from engine.tls_client import TlsClient, UpstreamClient
 from knative.types import DeploymentState, Endpoint, ReplicaState
+from scheduler.types import Prepared
 from tenants.api_keys import digest, mint
-from tenants.types import Limit as KeyLimit
-from tenants.types import LimitLevel, LimitMetric, Principal
+from tenants.types import Limit, LimitLevel, LimitMetric, Principal
 
 PEPPER = b"p" * 32
 MILLION = 1_000_000
 
 
-class Limit(msgspec.Struct, frozen=True):
-    name: str
-    limit: int
-    remaining: int
-    reset_s: int
-    kind: DemandKind = DemandKind.RATE
-
-
 class FakeGrant(msgspec.Struct):
+    """See `scheduler.types.Grant`."""
+
     request_id: UUID
     money: Demand | None
+    reply: list[int]
+    tokens: tuple[int, int]
     queue_us: int = 0
-    limits: tuple[Limit, ...] = (
-        Limit("key:abc:rpm", 600, 599, 1),
-        Limit("project:abc:rpm", 900, 700, 1),
-    )
+    over: tuple[Demand, ...] = ()
 
 
 class FakeAdmission:
@@ -62,32 +55,56 @@ class FakeAdmission:
     def __init__(self) -> None:
         self.held: dict[UUID, FakeGrant] = {}
         self.charges: dict[UUID, int | None] = {}
+        self.used: dict[UUID, tuple[int, int]] = {}  # input and output tokens
         self.refusal: PlatformError | None = None
         self.alone = False  # without Valkey nothing is known of limits
         self.gate: asyncio.Event | None = None  # when set, acquire waits for it
         self.calls: list[tuple[Any, float, Tier]] = []
         self.ready = True  # False: Valkey is away
 
-    def prepare(self, demands: tuple[Demand, ...]) -> Any:
-        return demands
+    def prepare(self, demands: tuple[Demand, ...]) -> Prepared:
+        return Prepared(demands)
 
     async def acquire(
-        self, request_id: UUID, prepared: Any, money: Demand | None, *, model: ServedModel, tier: Tier, wait_s: float
+        self,
+        request_id: UUID,
+        prepared: Prepared,
+        money: Demand | None,
+        *,
+        input_tokens: int,
+        output_tokens: int,
+        model: ServedModel,
+        tier: Tier,
+        wait_s: float,
     ) -> FakeGrant:
         self.calls.append((prepared, wait_s, tier))
         if self.refusal is not None:
             raise self.refusal
         if self.gate is not None:
             await self.gate.wait()
-        grant = FakeGrant(request_id, money)
-        if self.alone:
-            grant.limits = ()
+        reply = [] if self.alone else reply_of(prepared)
+        grant = FakeGrant(request_id, money, reply, (input_tokens, output_tokens))
         self.held[request_id] = grant
         return grant
 
-    def release(self, grant: FakeGrant, charge_nano: int | None) -> None:
+    def release(
+        self, grant: FakeGrant, charge_nano: int | None, input_tokens: int = -1, output_tokens: int = -1
+    ) -> None:
         self.charges.setdefault(grant.request_id, charge_nano)
+        self.used.setdefault(grant.request_id, (input_tokens, output_tokens))
         self.held.pop(grant.request_id, None)
+
+
+def reply_of(prepared: Prepared, *, taken: int = 1) -> list[int]:
+    """What the script says when so much of every limit is taken."""
+    reply = [1, 0, -1, 0, -1]
+    if prepared.concurrencies:
+        least = min(prepared.concurrencies, key=lambda demand: demand.limit)
+        reply += [least.limit - taken, prepared.named.index(least)]
+    for unit in sorted({demand.unit for demand in prepared.rates}):
+        least = min((demand for demand in prepared.rates if demand.unit is unit), key=lambda demand: demand.limit)
+        reply += [least.limit - taken, 9, prepared.named.index(least)]
+    return reply
 
 
 class FakeSpool:
@@ -192,9 +209,9 @@ def principal(**changes: Any) -> Principal:
     return Principal(**(values | changes))
 
 
-def rpm(amount: int, level: LimitLevel = LimitLevel.KEY) -> tuple[KeyLimit, ...]:
+def rpm(amount: int, level: LimitLevel = LimitLevel.KEY) -> tuple[Limit, ...]:
     """A hard limit of requests per minute."""
-    return (KeyLimit(level, LimitMetric.REQUESTS_PER_MINUTE, amount),)
+    return (Limit(level, LimitMetric.REQUESTS_PER_MINUTE, amount),)
 
 
 @dataclass
@@ -301,7 +318,7 @@ async def rig(
 
     gateway.cold_app = cold_app or ColdApp(gateway, proxy, lambda: Report(True, {"config": "ok"}))
     made = Rig(gateway, admission, spool, states, "", principal())
-    made.key, made.principal = made.add_key()
+    made.key, made.principal = made.add_key(limits=rpm(600))
     if listen:
         made.server = await loop.create_server(made.connection, "127.0.0.1", 0)
         made.port = made.server.sockets[0].getsockname()[1]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,15 @@ from uuid import UUID, uuid4
 
 from catalog.types import DeploymentKind, EngineKind, ServedModel
 from core.clock import ManualClock
-from core.demand import Demand, DemandKind
+from core.demand import Demand, DemandKind, Unit
 from core.errors import PlatformError
 from core.ids import new_uuid
+from core.load import LAYOUT, parse_load
 from core.resp import RespClient, RespUnavailable
 from core.tiers import Tier
 from scheduler import commands
-from scheduler.admission import Admission, CreditLoader
+from scheduler.admission import Admission
+from scheduler.loading import BudgetLoader, CreditLoader
 from scheduler.types import Grant, Prepared
 
 
@@ -39,6 +42,21 @@ def served_model(*, inflight_max: int = 0, waiting_max: int = 256, max_wait_s: i
 
 def rate(limit: int, *, counter: str = "key:k:rpm", window_s: int = 60) -> Demand:
     return Demand(DemandKind.RATE, counter, 1, limit, "RATE_LIMITED", window_s)
+
+
+def tokens(limit: int, unit: Unit, *, counter: str = "", window_s: int = 60, enforced: bool = True) -> Demand:
+    """A limit of input or output tokens per window; how many a request takes is said when it asks."""
+    name = counter or f"key:k:{'itpm' if unit is Unit.INPUT_TOKEN else 'otpm'}"
+    return Demand(DemandKind.RATE, name, 0, limit, "TOKENS_LIMITED", window_s, unit, enforced=enforced)
+
+
+def spend(limit_nano: int, *, counter: str = "key:k:spend:d:2026-11-30", enforced: bool = True) -> Demand:
+    return Demand(DemandKind.SPEND, counter, 0, limit_nano, "BUDGET_EXCEEDED", enforced=enforced)
+
+
+def load_text(*, inflight: int = 0, waiting: int = 0, last_us: int = 0) -> bytes:
+    """A deployment's load as the scripts keep it."""
+    return LAYOUT.pack(inflight, waiting, last_us, 0, 0, 0)
 
 
 def concurrency(limit: int, *, counter: str = "key:k:concurrency") -> Demand:
@@ -70,6 +88,7 @@ class Fleet:
         *,
         global_inflight_max: int = 10_000,
         credit_loader: CreditLoader | None = None,
+        budget_loader: BudgetLoader | None = None,
         background: bool = False,
     ) -> Admission:
         client = await RespClient.connect(self.url, jitter=lambda: 0.0)
@@ -79,6 +98,7 @@ class Fleet:
             clock=self.clock,
             global_inflight_max=global_inflight_max,
             credit_loader=credit_loader,
+            budget_loader=budget_loader,
             background=background,
         )
         await replica.start()
@@ -111,15 +131,32 @@ class Fleet:
 
     async def load(self, model: ServedModel) -> tuple[int, int]:
         """Return the deployment's requests in flight and waiting."""
-        got = await self._read("HMGET", f"{{tg}}:m:{model.deployment_id.hex}", "inflight", "waiting")
-        return int(got[0] or 0), int(got[1] or 0)
+        load = parse_load(await self._read("GET", f"{{tg}}:m:{model.deployment_id.hex}"))
+        return load.inflight, load.waiting
 
     async def last_us(self, model: ServedModel) -> int:
         """Return the server time of the deployment's last grant or release."""
-        return int(await self._read("HGET", f"{{tg}}:m:{model.deployment_id.hex}", "last_us"))
+        return parse_load(await self._read("GET", f"{{tg}}:m:{model.deployment_id.hex}")).last_us
 
     async def count(self, counter: str) -> int:
         return int(await self._read("GET", f"{{tg}}:c:{counter}") or 0)
+
+    async def rated(self, counter: str, window_s: int = 60) -> dict[int, int]:
+        """Return what stands in each bucket of a rate, by bucket; checks that the counter is their sum."""
+        raw = await self._read("GET", f"{{tg}}:c:{counter}")
+        if raw is None:
+            return {}
+        total, oldest, newest, count, width = struct.unpack("<5d", raw)
+        assert width == window_s * 1_000_000 / 60
+        flat = await self._read("HGETALL", f"{{tg}}:b:{counter}")
+        ring = {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
+        found, at = {}, int(oldest)
+        while at != newest:
+            found[at] = ring[f"c{at % 64}"]
+            at = ring[f"n{at % 64}"]
+        found[at] = int(count)
+        assert sum(found.values()) == total
+        return found
 
     async def close(self) -> None:
         for replica in self.replicas:
@@ -133,6 +170,7 @@ async def ask(
     model: ServedModel,
     *demands: Demand,
     money: Demand | None = None,
+    used: tuple[int, int] = (0, 0),
     tier: Tier = Tier.STANDARD,
     wait_s: float = 0.0,
     prepared: Prepared | None = None,
@@ -142,6 +180,8 @@ async def ask(
         request_id or new_uuid(),
         prepared or replica.prepare(demands),
         money,
+        input_tokens=used[0],
+        output_tokens=used[1],
         model=model,
         tier=tier,
         wait_s=wait_s,

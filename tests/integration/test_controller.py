@@ -32,6 +32,7 @@ from knative.queries import LEADER_LOCK
 from knative.types import DeploymentState, ReplicaState
 from knative.wake import READY, StateFeed
 from tests.factories.catalog import NOW, SEALING_KEY, deploy
+from tests.factories.scheduler import load_text
 from tests.waiting import until
 
 POLICY = Policy(attempts_max=2)
@@ -167,7 +168,7 @@ async def test_without_work_it_becomes_idle_and_then_sleeps_and_its_load_time_is
     pid, since = stage.record(deployment_id).pid, stage.record(deployment_id).started_ms
     await stage.client.call("DEL", keyspace.wake(deployment_id))
     await stage.reach(deployment_id, ReplicaState.IDLE, step_s=1)
-    await stage.client.call("HSET", keyspace.deployment(deployment_id), "last_us", stage.clock.now_us())
+    await stage.client.call("SET", keyspace.deployment(deployment_id), load_text(last_us=stage.clock.now_us()))
     await stage.reach(deployment_id, ReplicaState.READY)  # somebody was served
     await stage.reach(deployment_id, ReplicaState.ABSENT, step_s=20)
     assert not processes.is_alive(pid, since)
@@ -215,13 +216,13 @@ async def test_an_engine_is_stopped_only_after_the_requests_in_flight(stage: Sta
     await stage.begin()
     await stage.reach(deployment_id, ReplicaState.READY)
     pid, since = stage.record(deployment_id).pid, stage.record(deployment_id).started_ms
-    await stage.client.call("HSET", keyspace.deployment(deployment_id), "inflight", 1)
+    await stage.client.call("SET", keyspace.deployment(deployment_id), load_text(inflight=1))
     await stage.change(deployment_id, DeploymentChange(min_scale=0, max_scale=0))
     assert (await stage.reach(deployment_id, ReplicaState.DRAINING)).endpoints == ()
     stage.clock.advance(20)
     await asyncio.sleep(0.2)  # several looks
     assert processes.is_alive(pid, since)
-    await stage.client.call("HSET", keyspace.deployment(deployment_id), "inflight", 0)
+    await stage.client.call("SET", keyspace.deployment(deployment_id), load_text())
     await stage.reach(deployment_id, ReplicaState.ABSENT)
     assert not processes.is_alive(pid, since)
 

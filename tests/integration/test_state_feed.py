@@ -13,6 +13,7 @@ from core.resp import RespClient
 from knative import publisher
 from knative.types import DeploymentState, Endpoint, ReplicaState
 from knative.wake import StateFeed
+from tests.factories.scheduler import load_text
 from tests.waiting import until
 
 TIDE = UUID(int=0x71DE)
@@ -126,7 +127,7 @@ async def test_an_old_leader_cannot_publish_over_or_withdraw_a_newer_state(clien
 
 async def test_activity_is_zero_for_a_deployment_that_nobody_called(client: RespClient) -> None:
     other = uuid4()
-    await client.call("HSET", keyspace.deployment(TIDE), "inflight", 3, "waiting", 1, "last_us", 17)
+    await client.call("SET", keyspace.deployment(TIDE), load_text(inflight=3, waiting=1, last_us=17))
     await client.call("SET", keyspace.wake(other), 1)
     found = await publisher.read_activity(client, [TIDE, other])
     assert found == {TIDE: publisher.Activity(3, 1, 17), other: publisher.Activity(woken=True)}

@@ -44,10 +44,9 @@ async def test_grants_and_shows_what_is_left(fleet: Fleet) -> None:
     replica, model, tenant = await fleet.replica(), served_model(), uuid4()
     await fleet.set_credit(tenant, 100)
     grant = await ask(replica, model, rate(60), concurrency(4), money=money(tenant, 42))
-    assert [(s.name, s.limit, s.remaining, s.reset_s) for s in grant.limits] == [
-        ("key:k:concurrency", 4, 3, 0),
-        ("key:k:rpm", 60, 59, 61),
-    ]
+    assert [demand.counter for demand in grant.prepared.named] == ["key:k:concurrency", "key:k:rpm"]
+    assert grant.reply[5:] == [3, 0, 59, 61, 1]
+    assert grant.over == ()
     assert grant.queue_us == 0
     assert await fleet.load(model) == (1, 0)
     assert await fleet.outstanding(tenant) == {grant.request_id.hex: 42}
@@ -203,7 +202,7 @@ async def test_a_refusal_takes_nothing_of_the_other_demands(fleet: Fleet) -> Non
     for _ in range(5):
         await refusal(soon(replica, model, rate(5), concurrency(1), money=money(tenant, 11)))
     grant = await ask(replica, model, rate(5), concurrency(1), money=money(tenant, 10))
-    assert grant.limits[1].remaining == 4
+    assert grant.reply[7] == 4
 
 
 async def test_never_more_in_flight_than_the_caps_and_all_are_served(fleet: Fleet) -> None:
@@ -316,7 +315,7 @@ async def test_the_deadline_ends_waiting_and_gives_everything_back(fleet: Fleet)
     assert await fleet.load(model) == (1, 0)
     assert await fleet.credit_left(tenant) == 100
     other = await ask(replica, served_model(), *demands)
-    assert [state.remaining for state in other.limits] == [0, 0]
+    assert (other.reply[5], other.reply[7]) == (0, 0)
 
 
 async def test_a_waiter_past_its_deadline_is_dropped_by_the_server_too(fleet: Fleet) -> None:
@@ -387,7 +386,7 @@ async def test_the_same_request_asked_twice_is_taken_once(fleet: Fleet) -> None:
 
 async def test_flushed_scripts_are_loaded_again(fleet: Fleet) -> None:
     replica, model = await fleet.replica(), served_model()
-    await fleet.client.call("SCRIPT", "FLUSH")
+    await fleet.client.call("FUNCTION", "FLUSH")
     grant = await ask(replica, model, tier=Tier.PRIORITY)
     replica.release(grant, 0)
     await replica.tick()

@@ -61,7 +61,7 @@ class Load:
             if luck < 0.4:
                 await self.fleet.client.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             elif luck < 0.6:
-                await self.fleet.client.call("SCRIPT", "FLUSH")
+                await self.fleet.client.call("FUNCTION", "FLUSH")
             elif luck < 0.7 and lose_data:
                 await self.fleet.client.call("FLUSHALL")
         self.stop = True

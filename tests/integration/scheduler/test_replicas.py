@@ -20,7 +20,7 @@ from scheduler import commands
 from scheduler.admission import Admission
 from scheduler.types import Grant
 from scheduler.upkeep import StaleEpoch
-from tests.factories.scheduler import Fleet, ask, concurrency, money, outcomes, rate, served_model
+from tests.factories.scheduler import Fleet, ask, concurrency, load_text, money, outcomes, rate, served_model
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -214,10 +214,13 @@ async def test_a_release_without_connection_is_made_good(fleet: Fleet) -> None:
 
 async def test_reconcile_gives_back_what_nobody_holds(fleet: Fleet) -> None:
     replica, model = await fleet.replica(), served_model()
-    lease = f"G1|{model.deployment_id.hex}||global=1|key:k:concurrency=1|"
+    grant = await ask(replica, model, concurrency(1))
+    lease = await fleet.client.call("HGET", "{tg}:lease:r0", grant.key)
+    replica.release(grant, None)
+    await replica.tick()
     await fleet.client.call("HSET", "{tg}:lease:r0", uuid4().hex, lease)
     await fleet.client.call("MSET", "{tg}:c:global", 1, "{tg}:c:key:k:concurrency", 1)
-    await fleet.client.call("HSET", f"{{tg}}:m:{model.deployment_id.hex}", "inflight", 1)
+    await fleet.client.call("SET", f"{{tg}}:m:{model.deployment_id.hex}", load_text(inflight=1))
     await replica.reconcile()
     await replica.tick()
     assert await fleet.load(model) == (0, 0)
@@ -274,7 +277,7 @@ async def test_scripts_of_an_old_epoch_are_refused(fleet: Fleet) -> None:
     replica, model = await fleet.replica(), served_model()
     grant = await ask(replica, model)
     await fleet.client.call("SET", "{tg}:epoch", "another")
-    old = commands.acquire_call(grant.packed.acquire, uuid4().hex, 1, "", 0)
+    old = commands.acquire_call(grant.packed.acquire, uuid4().hex.encode(), 1, 0, 0, 0, 0)
     assert await fleet.client.send(old) == [commands.Code.EPOCH]
     assert await fleet.load(model) == (1, 0)
 

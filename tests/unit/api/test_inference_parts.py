@@ -9,6 +9,7 @@ from api.inference.access import resolve
 from api.inference.access_log import BUFFER_MAX, AccessLog
 from api.inference.directory import OFFERS_MAX, Directory, Offer, engine_fields, may_use
 from api.inference.gateway import RetryBudget, Waiters
+from api.inference.limits import LimitLines
 from api.inference.metrics import GAP_BUCKETS_S, Histogram, Metrics
 from api.inference.request import parse
 from api.inference.sweeper import date_line
@@ -119,7 +120,7 @@ def test_offers_are_bounded() -> None:
         model.model_id, Tier.STANDARD, who.currency, who.tenant_id
     )
     assert schedule is not None
-    offer = Offer(who, model, Tier.STANDARD, schedule, NEVER_US, None, b"")
+    offer = Offer(who, model, Tier.STANDARD, schedule, NEVER_US, None, b"", LimitLines(()))
     for _ in range(OFFERS_MAX + 5):
         directory.remember((new_uuid().int, "m", None, "chat"), offer)
     assert len(directory.offers) == 5

@@ -24,7 +24,7 @@ def granted(static: FailStatic, share: Share, tier: Tier, *, asks: int = 100, cr
     """How many of `asks` requests are granted when each ends at once."""
     count = 0
     for _ in range(asks):
-        if static.admits((share,), credit, 10, tier):
+        if static.admits((share,), () if credit is None else (credit,), 10, tier):
             share.note_release(share.since)
             count += 1
     return count
@@ -55,10 +55,10 @@ def test_in_flight_stays_within_the_share_of_what_ran_when_it_began() -> None:
     share = served(static, clock, 50, at_once=10)
     static.went_away()
     clock.advance(3)
-    assert not static.admits((share,), None, 0, Tier.PRIORITY)
+    assert not static.admits((share,), (), 0, Tier.PRIORITY)
     for _ in range(4):
         share.note_release(clock.monotonic())
-    assert [static.admits((share,), None, 0, Tier.PRIORITY) for _ in range(4)] == [True, True, False, False]
+    assert [static.admits((share,), (), 0, Tier.PRIORITY) for _ in range(4)] == [True, True, False, False]
 
 
 def test_in_flight_stays_within_the_mean_of_the_last_minute() -> None:
@@ -73,9 +73,9 @@ def test_in_flight_stays_within_the_mean_of_the_last_minute() -> None:
     for _ in range(4):
         share.note_release(clock.monotonic())
     clock.advance(30)
-    assert share.last_minute(clock.monotonic()) == (4 * 0.25, (4 * 15 * 0.25 + 4 * 15) / 60)
+    assert share.last_minute(clock.monotonic()) == (4 * 0.25, (4 * 15 * 0.25 + 4 * 15) / 60, 0)
     static.went_away()
-    assert [static.admits((share,), None, 0, Tier.STANDARD) for _ in range(2)] == [True, False]
+    assert [static.admits((share,), (), 0, Tier.STANDARD) for _ in range(2)] == [True, False]
 
 
 def test_the_share_renews_each_minute_of_a_long_outage() -> None:
@@ -106,7 +106,7 @@ def test_one_full_share_refuses_and_takes_nothing_of_the_other() -> None:
     static = FailStatic(clock)
     caller, deployment = served(static, clock, 20), static.share("another")
     static.went_away()
-    assert not static.admits((caller, deployment), None, 0, Tier.PRIORITY)
+    assert not static.admits((caller, deployment), (), 0, Tier.PRIORITY)
     assert (caller.local, caller.inflight) == (0, 0)
 
 

@@ -1,0 +1,23 @@
+"""The load of a deployment, as the scheduler's scripts write it and the controller reads it."""
+
+from struct import Struct
+
+import msgspec
+
+LAYOUT = Struct("<6d")  # in flight, waiting, last µs, cap, gap µs, released µs: scheduler/scripts/common.lua
+
+
+class Load(msgspec.Struct, frozen=True):
+    """`last_us`: of the last grant or release, server time; 0 when nobody ever called."""
+
+    inflight: int = 0
+    waiting: int = 0
+    last_us: int = 0
+
+
+def parse_load(raw: bytes | None) -> Load:
+    """Return the load in the value of `keyspace.deployment`; nobody ever called when there is none."""
+    if raw is None:
+        return Load()
+    inflight, waiting, last_us, *_ = LAYOUT.unpack(raw)
+    return Load(int(inflight), int(waiting), int(last_us))
