@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from api.inference.limits import LimitLines
+from api.inference.limits import NO_LIMITS, LimitLines
 from api.inference.ports import Prices
 from billing.types import PriceSchedule
 from catalog.types import EngineKind, ServedModel
@@ -31,7 +31,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     until_us: int
     prepared: Any
     fields: bytes
-    lines: LimitLines  # of the limits of key, project and tenant
+    lines: LimitLines = NO_LIMITS  # of the limits of key, project and tenant
 
 
 class Directory:

@@ -73,6 +73,9 @@ class LimitLines:
         ]
 
 
+NO_LIMITS = LimitLines(())
+
+
 class State(NamedTuple):
     """A rate as last seen; ordered by what remains."""
 
