@@ -15,6 +15,7 @@ from api.admin import (
     api_keys,
     audit,
     deployments,
+    identity_providers,
     limits,
     models,
     operators,
@@ -25,7 +26,7 @@ from api.admin import (
     tenants,
 )
 from api.admin import credits as tenant_credits
-from api.control import generations, health, my_tenant, roles, usage
+from api.control import generations, health, my_tenant, oidc, roles, usage
 from api.middleware import RequestFrame
 from api.server import Server
 from api.services import Services
@@ -35,6 +36,7 @@ from core.resp import RespClient
 from core.sealing import sealing_key
 from core.settings import Control, Settings
 from tenants.credentials import pepper_of, signing_of
+from tenants.oidc.clients import Clients
 
 SHUTDOWN_S = 10
 BACKLOG = 512
@@ -42,6 +44,7 @@ BACKLOG = 512
 ROUTERS: tuple[APIRouter, ...] = (
     my_tenant.router,
     roles.router,
+    oidc.router,
     usage.router,
     generations.router,
     tenants.router,
@@ -55,6 +58,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     models.router,
     deployments.router,
     operators.router,
+    identity_providers.router,
     audit.router,
     health.router,
 )
@@ -93,18 +97,22 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     """Open what the routes work with. Neither Postgres nor Valkey need be there: their absence is a 503."""
     engine = db.create_engine(settings.database)
     valkey = await RespClient.connect(settings.valkey.url.get_secret_value(), required=False)
+    clock = SystemClock()
+    identity = Clients(settings.oidc, clock)
     try:
         yield Services(
             settings=settings,
             sessions=db.create_sessions(engine),
             valkey=valkey,
-            clock=SystemClock(),
+            clock=clock,
             pepper=pepper_of(settings.secrets),
             signing=signing_of(settings.secrets),
             sealing_key=sealing_key(settings.secrets.sealing),
             metrics=telemetry.http_metrics(telemetry.create_registry()),
+            identity=identity,
         )
     finally:
+        await identity.close()
         await valkey.close()
         await engine.dispose()
 

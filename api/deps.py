@@ -136,6 +136,7 @@ def path_id(kind: IdKind, name: str) -> Any:
 TenantId = Annotated[UUID, path_id(IdKind.TENANT, "tenant_id")]
 ProjectId = Annotated[UUID, path_id(IdKind.PROJECT, "project_id")]
 OperatorId = Annotated[UUID, path_id(IdKind.OPERATOR, "operator_id")]
+IdentityProviderId = Annotated[UUID, path_id(IdKind.IDENTITY_PROVIDER, "identity_provider_id")]
 KeyId = Annotated[UUID, path_id(IdKind.API_KEY, "key_id")]
 BookId = Annotated[UUID, path_id(IdKind.PRICE_BOOK, "book_id")]
 PriceVersionId = Annotated[UUID, path_id(IdKind.PRICE_VERSION, "price_version_id")]

@@ -3,6 +3,7 @@
 import ipaddress
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -18,11 +19,11 @@ from core.db import transaction
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, parse_id
 from core.logging import bind_contextvars
-from tenants import api_keys, closing, members, operators, principals, sessions
+from tenants import api_keys, closing, members, operators, principals, provider_sessions, sessions
 from tenants.credentials import digest
 from tenants.errors import not_found
 from tenants.roles import OPERATOR_PERMISSIONS, Rights
-from tenants.types import Actor, ActorKind, Operator, Principal, Scope, SignedIn
+from tenants.types import Actor, ActorKind, Operator, Principal, Scope, SignedIn, SignInMethod
 
 BODY_MAX_BYTES = 1_000_000
 COOKIE = "tidegate_session"
@@ -118,9 +119,23 @@ async def _signed_in(services: Services, token: str) -> SignedIn:
         found = await sessions.find(session, token, pepper=services.pepper, now=now, idle_s=idle_s)
         if found is not None and found[1]:
             await sessions.see(session, found[0].id, now)
-    if found is None:
+    if found is None or not await _still_vouched_for(services, found[0], now):
         raise _unauthenticated("Your session is over. Sign in again.", "SESSION_ENDED")
     return found[0]
+
+
+async def _still_vouched_for(services: Services, signed_in: SignedIn, now: datetime) -> bool:
+    """Ask the provider that opened the session for the person's groups again, when they are due."""
+    if signed_in.method is not SignInMethod.OIDC:
+        return True
+    return await provider_sessions.refresh_if_due(
+        services.sessions,
+        services.identity,
+        signed_in.id,
+        signed_in.person.id,
+        sealing_key=services.sealing_key,
+        now=now,
+    )
 
 
 def _check_network(request: Request, principal: Principal) -> None:

@@ -10,10 +10,12 @@ from tenants.roles import Permission
 from tenants.types import Scope
 
 ADMIN = "/api/v1/admin"
+AUTH = "/api/v1/auth"
 TENANT = f"{ADMIN}/tenants/{{tenant_id}}"
 MY_TENANT = "/api/v1/tenants/{tenant_id}"
 OPERATOR = f"{ADMIN}/operators/{{operator_id}}"
 PLAN = f"{ADMIN}/plans/{{plan_id}}"
+IDENTITY_PROVIDER = f"{ADMIN}/identity-providers/{{identity_provider_id}}"
 PRICE_VERSION = f"{ADMIN}/price-versions/{{price_version_id}}"
 
 
@@ -131,6 +133,18 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("GET", f"{ADMIN}/deployments/{{deployment_id}}"): _operator(Op.CATALOG_READ),
         ("PATCH", f"{ADMIN}/deployments/{{deployment_id}}"): _operator(Op.CATALOG_WRITE, "deployment.update"),
         ("POST", f"{ADMIN}/deployments/{{deployment_id}}/retire"): _operator(Op.CATALOG_WRITE, "deployment.retire"),
+        ("GET", f"{ADMIN}/identity-providers"): _operator(Op.IDENTITY_WRITE),
+        ("POST", f"{ADMIN}/identity-providers"): _operator(Op.IDENTITY_WRITE, "identity_provider.create"),
+        ("GET", IDENTITY_PROVIDER): _operator(Op.IDENTITY_WRITE),
+        ("PATCH", IDENTITY_PROVIDER): _operator(Op.IDENTITY_WRITE, "identity_provider.update"),
+        ("DELETE", IDENTITY_PROVIDER): _operator(Op.IDENTITY_WRITE, "identity_provider.delete"),
+        ("POST", f"{IDENTITY_PROVIDER}/test"): _operator(Op.IDENTITY_WRITE, "identity_provider.test"),
+        ("GET", f"{IDENTITY_PROVIDER}/mappings"): _operator(Op.IDENTITY_WRITE),
+        ("PUT", f"{IDENTITY_PROVIDER}/mappings"): _operator(Op.IDENTITY_WRITE, "identity_provider.map"),
+        ("GET", f"{AUTH}/providers"): PUBLIC,
+        ("GET", f"{AUTH}/oidc/{{identity_provider_id}}/start"): PUBLIC,
+        ("GET", f"{AUTH}/oidc/{{identity_provider_id}}/callback"): PUBLIC,
+        ("POST", f"{AUTH}/oidc/sign-out"): Rule(CallerKind.PERSON, action="session.end"),
         ("GET", MY_TENANT): _member(Permission.TENANT_READ, in_any_project=True),
         ("POST", f"{MY_TENANT}/close"): _member(Permission.TENANT_CLOSE, "tenant.close"),
         ("GET", f"{MY_TENANT}/billing-profile"): _member(Permission.BILLING_READ),

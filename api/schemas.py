@@ -62,6 +62,7 @@ _MEANING = {
     409: "It conflicts with what is there.",
     413: "The body is too large.",
     422: "The request breaks a rule of the schema; `errors` names each.",
+    502: "Another system that this depends on did not answer properly.",
     503: "A part of the platform is away; see Retry-After.",
 }
 

@@ -9,6 +9,7 @@ from core.db import Sessions
 from core.resp import RespClient
 from core.settings import Settings
 from core.telemetry import HttpMetrics
+from tenants.oidc.clients import Clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Services:
     signing: bytes
     sealing_key: bytes
     metrics: HttpMetrics
+    identity: Clients
 
 
 def services_of(request: Request) -> Services:

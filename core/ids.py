@@ -27,6 +27,7 @@ class IdKind(StrEnum):
     SERVICE_ACCOUNT = "sva"
     INVITE = "inv"
     SESSION = "ses"
+    IDENTITY_PROVIDER = "idp"
     MODEL = "mdl"
     MODEL_VERSION = "mver"
     DEPLOYMENT = "dep"

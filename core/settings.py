@@ -161,6 +161,14 @@ class Settings(BaseSettings):
     log: Log = Field(default_factory=Log)
 
     @property
+    def base_url(self) -> str:
+        """Where people find this installation, for links; never what a request says of it."""
+        if self.control.public_url:
+            return self.control.public_url.rstrip("/")
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.gateway.host, self.gateway.host)  # noqa: S104
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.gateway.port}"
+
+    @property
     def spool_dir(self) -> Path:
         """Below it one folder per gateway replica of this host."""
         return self.home / "spool"

@@ -82,6 +82,7 @@ class OperatorRow(Base):
     person_id: Mapped[UUID | None] = mapped_column(ForeignKey("person.id"), unique=True)
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
     disabled_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    origin: Mapped[str] = mapped_column(Text, server_default="")
 
 
 class OperatorTokenRow(Base):

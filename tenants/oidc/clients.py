@@ -44,6 +44,13 @@ class Clients:
         self._metadata[issuer] = (now, found)
         return found
 
+    async def logout_endpoint(self, issuer: str) -> str:
+        """Return where `issuer` signs people out; empty when it offers no such place, or does not answer."""
+        try:
+            return (await self.metadata(issuer)).end_session_endpoint
+        except PlatformError:
+            return ""
+
     def keys(self, issuer: str) -> KeyRing:
         """Return the keys of `issuer`, a configured one."""
         ring = self._rings.get(issuer)

@@ -93,6 +93,12 @@ def authorization_url(metadata: Metadata, registration: Registration, attempt: A
     return url
 
 
+def had_second_factor(profile: Profile) -> bool:
+    """Say whether the provider vouches for more than one factor (RFC 8176)."""
+    methods = profile.claims.get("amr")
+    return isinstance(methods, list) and "mfa" in methods
+
+
 async def redeem(
     clients: Clients, registration: Registration, attempt: Attempt, *, code: str, redirect_uri: str
 ) -> Profile:

@@ -15,6 +15,7 @@ from core import db, logging, telemetry
 from core.clock import SystemClock
 from core.resp import RespClient
 from core.settings import Database, Settings
+from tenants.oidc.clients import Clients
 from tests.factories.people import SIGNING, Visitor
 from tests.factories.tenants import PEPPER, operator
 
@@ -34,6 +35,7 @@ def settings(database_settings: Database, valkey: Path, tmp_path: Path) -> Setti
 @pytest.fixture
 async def services(settings: Settings, sessions: db.Sessions) -> AsyncIterator[Services]:
     client = await RespClient.connect(settings.valkey.url.get_secret_value())
+    identity = Clients(settings.oidc, SystemClock())
     yield Services(
         settings=settings,
         sessions=sessions,
@@ -43,7 +45,9 @@ async def services(settings: Settings, sessions: db.Sessions) -> AsyncIterator[S
         signing=SIGNING,
         sealing_key=b"\x22" * 32,
         metrics=telemetry.http_metrics(telemetry.create_registry()),
+        identity=identity,
     )
+    await identity.close()
     await client.close()
 
 

@@ -31,6 +31,7 @@ PREFIXES = {
     "deployment_id": "dep",
     "book_id": "pbk",
     "operator_id": "opr",
+    "identity_provider_id": "idp",
     "price_version_id": "pver",
     "limit_id": "lim",
     "limit_change_id": "lch",
