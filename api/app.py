@@ -35,7 +35,7 @@ from core.clock import SystemClock
 from core.resp import RespClient
 from core.sealing import sealing_key
 from core.settings import Control, Settings
-from tenants.credentials import pepper_of, signing_of
+from tenants.credentials import peppers_of, signing_of
 from tenants.oidc.clients import Clients
 
 SHUTDOWN_S = 10
@@ -105,7 +105,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             sessions=db.create_sessions(engine),
             valkey=valkey,
             clock=clock,
-            pepper=pepper_of(settings.secrets),
+            peppers=peppers_of(settings.secrets),
             signing=signing_of(settings.secrets),
             sealing_key=sealing_key(settings.secrets.sealing),
             metrics=telemetry.http_metrics(telemetry.create_registry()),

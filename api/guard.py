@@ -1,6 +1,5 @@
 """The control plane's door: every route authenticates and authorises by `api.permissions` before it reads a body."""
 
-import ipaddress
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
+from api import networks
 from api.permissions import CallerKind, Rule, rule_of
 from api.services import Services, services_of
 from core.db import transaction
@@ -20,7 +20,6 @@ from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, parse_id
 from core.logging import bind_contextvars
 from tenants import api_keys, closing, members, operators, principals, provider_sessions, sessions
-from tenants.credentials import digest
 from tenants.errors import not_found
 from tenants.roles import OPERATOR_PERMISSIONS, Rights
 from tenants.types import Actor, ActorKind, Operator, Principal, Scope, SignedIn, SignInMethod
@@ -30,10 +29,12 @@ COOKIE = "tidegate_session"
 CSRF_HEADER = "x-csrf-token"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _OWN_PAGES = frozenset({"same-origin", "none"})  # of Sec-Fetch-Site: ours, or typed by the person
-_FORBIDDEN_REFUSALS = frozenset({"TENANT_CLOSED", "TENANT_SUSPENDED", "PROJECT_SUSPENDED"})
+_UNAUTHENTICATED_REFUSALS = frozenset({"KEY_REVOKED", "KEY_EXPIRED"})
 _REFUSALS = {
     "KEY_REVOKED": "This API key was revoked.",
     "KEY_EXPIRED": "This API key has expired.",
+    "KEY_SUSPENDED": "This API key is suspended.",
+    "OWNER_SUSPENDED": "The owner of this API key is suspended or no member any more.",
     "TENANT_CLOSED": "This account is closed.",
     "TENANT_SUSPENDED": "This account is suspended.",
     "PROJECT_SUSPENDED": "The project of this API key is suspended.",
@@ -94,7 +95,7 @@ def _bearer(request: Request) -> str:
 
 async def _operator(services: Services, token: str) -> Operator:
     async with transaction(services.sessions) as session:
-        found = await operators.find(session, digest(services.pepper, token))
+        found = await operators.find(session, services.peppers, token)
     if found is None:
         raise _unauthenticated("This operator token is not valid.")
     return found
@@ -102,13 +103,14 @@ async def _operator(services: Services, token: str) -> Operator:
 
 async def _principal(services: Services, key: str) -> Principal:
     async with transaction(services.sessions) as session:
-        found = await principals.find(session, digest(services.pepper, key))
+        found = await principals.find(session, services.peppers, key)
+        if found is not None and not found.refusal:
+            await api_keys.note_use(session, found.tenant_id, found.key_id, services.clock.now())
     if found is None:
         raise _unauthenticated("This API key is not valid.")
-    if found.refusal in _FORBIDDEN_REFUSALS:
-        raise _forbidden(_REFUSALS[found.refusal], found.refusal)
     if found.refusal:
-        raise _unauthenticated(_REFUSALS[found.refusal], found.refusal)
+        refuse = _unauthenticated if found.refusal in _UNAUTHENTICATED_REFUSALS else _forbidden
+        raise refuse(_REFUSALS[found.refusal], found.refusal)
     return found
 
 
@@ -142,11 +144,7 @@ def _check_network(request: Request, principal: Principal) -> None:
     if not principal.allowed_networks:
         return
     host = request.client.host if request.client is not None else ""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        address = None
-    if address is None or not any(address in ipaddress.ip_network(net) for net in principal.allowed_networks):
+    if not networks.contain(principal.allowed_networks, host):
         raise _forbidden("This API key may not be used from this network.", "NETWORK_NOT_ALLOWED")
 
 

@@ -9,6 +9,7 @@ from core.db import Sessions
 from core.resp import RespClient
 from core.settings import Settings
 from core.telemetry import HttpMetrics
+from tenants.credentials import Peppers
 from tenants.oidc.clients import Clients
 
 
@@ -20,11 +21,16 @@ class Services:
     sessions: Sessions
     valkey: RespClient
     clock: Clock
-    pepper: bytes
+    peppers: Peppers
     signing: bytes
     sealing_key: bytes
     metrics: HttpMetrics
     identity: Clients
+
+    @property
+    def pepper(self) -> bytes:
+        """The key of all new digests."""
+        return self.peppers.current
 
 
 def services_of(request: Request) -> Services:

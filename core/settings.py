@@ -27,11 +27,16 @@ class _Group(BaseModel):
 
 
 class Secrets(_Group):
-    """Keys of the installation, 32 bytes each in hex. `tidegate up` makes them once, in a file of mode 600."""
+    """Keys of the installation, 32 bytes each in hex. `tidegate up` makes them once, in a file of mode 600.
+
+    Previous ones are still believed, newest first, until they are taken off these lists (ADR 0012).
+    """
 
     pepper: Secret  # keys the hash of API keys and operator tokens
     signing: Secret  # signs receipts and cookies
     sealing: Secret  # seals upstream credentials at rest
+    previous_peppers: tuple[Secret, ...] = ()
+    previous_signing: tuple[Secret, ...] = ()
 
 
 class Database(_Group):
@@ -76,6 +81,7 @@ class Control(_Group):
     public_url: str = ""  # as browsers see it: for links in mails and the check of Origin
     session_idle_s: int = 43_200  # a session unused for so long ends
     session_absolute_s: int = 604_800  # and after so long in any case
+    keys_max_days: int = Field(0, ge=0)  # how long an API key may live from its making or last change; 0: for ever
 
 
 class Controller(_Group):

@@ -8,6 +8,7 @@ import hashlib
 import secrets
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from core.settings import Secrets
 
@@ -47,9 +48,43 @@ def digest(pepper: bytes, text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32, key=pepper).digest()
 
 
+def pepper_id(pepper: bytes) -> str:
+    """Return the public name of a pepper, 12 hex digits: stored beside a digest, it says which pepper made it."""
+    return hashlib.blake2b(digest_size=6, key=pepper, person=b"tg-pepper-id").hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Peppers:
+    """The keys of all digests: new digests are made with `current`, older ones are found under `previous`."""
+
+    current: bytes
+    previous: tuple[bytes, ...] = ()
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The names of the peppers under which digests are believed, the current one first."""
+        return tuple(pepper_id(pepper) for pepper in (self.current, *self.previous))
+
+    def digests(self, text: str) -> tuple[bytes, ...]:
+        """Return the digests under which `text` may be stored, the current one first."""
+        return tuple(digest(pepper, text) for pepper in (self.current, *self.previous))
+
+
+def peppers_of(settings: Secrets) -> Peppers:
+    """Return the installation's keys of all digests."""
+    previous = tuple(bytes.fromhex(pepper.get_secret_value()) for pepper in settings.previous_peppers)
+    return Peppers(bytes.fromhex(settings.pepper.get_secret_value()), previous)
+
+
 def pepper_of(settings: Secrets) -> bytes:
-    """Return the installation's key of all digests."""
-    return bytes.fromhex(settings.pepper.get_secret_value())
+    """Return the key of all new digests."""
+    return peppers_of(settings).current
+
+
+def signing_keys_of(settings: Secrets) -> tuple[bytes, ...]:
+    """Return the keys whose signatures are believed; the first one signs."""
+    keys = (settings.signing, *settings.previous_signing)
+    return tuple(bytes.fromhex(key.get_secret_value()) for key in keys)
 
 
 def signing_of(settings: Secrets) -> bytes:

@@ -10,7 +10,7 @@ from core.clock import Clock
 from core.db import record_config_change
 from core.ids import IdKind, new_uuid
 from tenants import credentials, queries
-from tenants.credentials import OPERATOR_PREFIX
+from tenants.credentials import OPERATOR_PREFIX, Peppers, pepper_id
 from tenants.errors import not_found
 from tenants.tables import OperatorRow, OperatorTokenRow
 from tenants.types import Operator, OperatorRole
@@ -89,6 +89,7 @@ async def issue_token(
             prefix=secret[:VISIBLE_PREFIX],
             last4=secret[-4:],
             digest=credentials.digest(pepper, secret),
+            pepper_id=pepper_id(pepper),
             expires_at=expires_at,
         )
     )
@@ -121,9 +122,15 @@ async def disable(session: AsyncSession, operator_id: UUID, *, clock: Clock) -> 
     return _operator(row)
 
 
-async def find(session: AsyncSession, digest: bytes) -> Operator | None:
-    """Return the operator whose live token has this digest."""
-    row = await queries.operator_by_digest(session, digest)
+async def find(session: AsyncSession, peppers: Peppers, token: str) -> Operator | None:
+    """Return the operator whose live token this is; one met under an old pepper is stored under the current one too."""
+    current, *previous = peppers.digests(token)
+    row = await queries.operator_by_digest(session, current)
+    for older in previous if row is None else ():
+        row = await queries.operator_by_digest(session, older)
+        if row is not None:
+            await queries.rehash_operator_token(session, older, current, new_uuid(), peppers.ids[0])
+            break
     return None if row is None else _operator(row)
 
 

@@ -1,7 +1,10 @@
-"""What gateways need to know of every key, read whole at start and by change afterwards."""
+"""What gateways need to know of every key, read whole at start and by change afterwards, in slices.
 
-import sys
-from collections.abc import Sequence
+A key with two secrets is two principals of one id: the same rights and counters, another digest, perhaps another end.
+"""
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -9,86 +12,132 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from core.money import Currency
 from core.tiers import Tier
-from tenants import credentials, limit_queries, queries
+from tenants import credentials, key_queries, key_secrets, limit_queries, queries
+from tenants.credentials import Peppers
+from tenants.key_queries import PrincipalRow
 from tenants.limit_merge import LimitBook
 from tenants.limits import rule_of
-from tenants.queries import PrincipalRow
-from tenants.types import Principal, Status
+from tenants.types import Principal
 
-KEY_KINDS = frozenset({"api_key", "project", "tenant"})
+KEY_KINDS = key_queries.KINDS
 """Kinds of configuration change that concern what a key is."""
 
 LIMIT_KINDS = frozenset({"tenant_limits", "plan"})
 """Kinds that concern limits and prices alone: gateways patch the keys that they know."""
 
+_TIERS = {int(tier): tier for tier in Tier}
+
+
+class Shared:
+    """Values that many principals have in common, kept once: half of their memory would be copies."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def one(self, value: Any) -> Any:
+        """Return the first value that was equal to this one."""
+        return self._known.setdefault(value, value)
+
+    def salt(self, row: PrincipalRow) -> str:
+        """Return the tenant's prefix-cache salt, worked out once for all its keys."""
+        known = self._known.get(row.cache_seed)
+        if known is None:
+            known = self._known[row.cache_seed] = credentials.cache_salt(row.cache_seed, row.tenant_id.bytes)
+        return str(known)
+
 
 def _refusal(row: PrincipalRow) -> str:
-    if row.tenant_status == Status.CLOSED:
-        return "TENANT_CLOSED"  # its keys are revoked too; this is why
-    if row.revoked:
-        return "KEY_REVOKED"
-    if row.expired:
-        return "KEY_EXPIRED"
-    if row.tenant_status != Status.ACTIVE:
-        return "TENANT_SUSPENDED"
-    if row.project_status != Status.ACTIVE:
-        return "PROJECT_SUSPENDED"
-    return ""
+    """Return why the key may not call, the reason nearest to the key first."""
+    reasons = (
+        (row.tenant_status == "closed", "TENANT_CLOSED"),  # its keys are revoked too; this is why
+        (row.revoked, "KEY_REVOKED"),
+        (row.expired, "KEY_EXPIRED"),
+        (row.status != "active", "KEY_SUSPENDED"),
+        (not row.owner_in_force, "OWNER_SUSPENDED"),
+        (row.project_status != "active", "PROJECT_SUSPENDED"),
+        (row.tenant_status != "active", "TENANT_SUSPENDED"),
+    )
+    return next((code for true, code in reasons if true), "")
 
 
-def _principal(row: PrincipalRow, book: LimitBook) -> Principal:
+def _principal(row: PrincipalRow, book: LimitBook, shared: Shared) -> Principal:
+    one = shared.one
     return Principal(
-        tenant_id=row.tenant_id,
-        project_id=row.project_id,
+        tenant_id=one(row.tenant_id),
+        project_id=one(row.project_id),
         key_id=row.id,
         currency=Currency(row.currency),
-        scopes=frozenset(row.scopes),
-        tier_default=Tier(row.tier_default),
-        tier_max=Tier(row.tier_max),
-        model_patterns=tuple(row.model_patterns),
-        allowed_networks=tuple(row.allowed_networks),
+        scopes=one(frozenset(row.scopes)),
+        tier_default=_TIERS[row.tier_default],
+        tier_max=_TIERS[row.tier_max],
+        model_patterns=one(tuple(row.model_patterns)),
+        allowed_networks=one(tuple(row.allowed_networks)),
         expires_at_us=0 if row.expires_at is None else int(row.expires_at.timestamp() * 1_000_000),
-        limits=book.limits(row.plan_id, row.tenant_id, row.project_id, row.id),
-        tz=sys.intern(row.tz),
-        plan_id=row.plan_id,
-        price_book_id=row.price_book_id,
-        cache_salt=credentials.cache_salt(row.cache_seed, row.tenant_id.bytes),
+        limits=one(book.limits(row.plan_id, row.tenant_id, row.project_id, row.id)),
+        tz=one(row.tz),
+        plan_id=one(row.plan_id),
+        price_book_id=one(row.price_book_id),
+        cache_salt=shared.salt(row),
         refusal=_refusal(row),
     )
 
 
-async def load_all(session: AsyncSession) -> dict[bytes, Principal]:
-    """Return every principal by the digest of its key. Dead keys stay for 30 days, to be refused by their reason."""
+async def load_all(session: AsyncSession, pepper_ids: Collection[str] | None = None) -> dict[bytes, Principal]:
+    """Return every principal by the digest of its secret. Dead keys stay for 30 days, to be refused by their reason.
+
+    Digests under other peppers than these, when they are named, are left out: nobody can present them.
+    """
     book = LimitBook(rule_of(row) for row in await limit_queries.all_rules(session))
-    return {row.digest: _principal(row, book) for row in await queries.principal_rows(session)}
+    shared = Shared()
+    found: dict[bytes, Principal] = {}
+    async for rows in key_queries.principal_rows(session, pepper_ids):
+        found.update((row.digest, _principal(row, book, shared)) for row in rows)
+    return found
 
 
-async def load_changed(session: AsyncSession, kind: str, entity_id: UUID | None) -> dict[bytes, Principal | None]:
-    """Return the principals that a configuration change touches; None means forget that key.
+async def load_changed(
+    session: AsyncSession, kind: str, entity_ids: Collection[UUID], pepper_ids: Collection[str] | None = None
+) -> AsyncIterator[dict[bytes, Principal | None]]:
+    """Yield the principals that configuration changes touch, some hundred at a time; None means forget that digest.
 
     Args:
         session: reads.
-        kind: a kind of `core.db.record_config_change`; one that concerns no key gives nothing.
-        entity_id: which key, project or tenant; None means all keys.
+        kind: one of `KEY_KINDS`.
+        entity_ids: which keys, projects, tenants, people (for ``person`` and ``member``) or service accounts.
+        pepper_ids: as in `load_all`.
     """
-    if kind not in KEY_KINDS:
-        return {}
-    if entity_id is None:
-        return dict(await load_all(session))
-    rows = await queries.principal_rows_of(session, kind, entity_id)
-    book = await _book_of(session, rows)
-    return {row.digest: None if row.forgotten else _principal(row, book) for row in rows}
+    shared, books = Shared(), _Books(session)
+    async for rows in key_queries.principal_rows_of(session, kind, entity_ids, pepper_ids):
+        book = await books.of(rows)
+        yield {row.digest: None if row.forgotten else _principal(row, book, shared) for row in rows}
 
 
-async def find(session: AsyncSession, digest: bytes) -> Principal | None:
-    """Return the principal of one key, fresh, for the control plane."""
-    row = await queries.principal_row_by_digest(session, digest)
-    return None if row is None else _principal(row, await _book_of(session, [row]))
+async def find(session: AsyncSession, peppers: Peppers, key: str) -> Principal | None:
+    """Return the principal of one key, fresh, for the control plane; one met under an old pepper is stored anew."""
+    digests = peppers.digests(key)
+    rows = {row.digest: row for row in await key_queries.principal_rows_by_digest(session, digests)}
+    for digest in digests:
+        if digest in rows:
+            if digest != digests[0]:
+                await key_secrets.rehash(session, {digest: digests[0]}, peppers.ids[0])
+            return _principal(rows[digest], await _Books(session).of([rows[digest]]), Shared())
+    return None
 
 
-async def _book_of(session: AsyncSession, rows: Sequence[PrincipalRow]) -> LimitBook:
-    tenant_ids, plan_ids = {row.tenant_id for row in rows}, {row.plan_id for row in rows}
-    return LimitBook(rule_of(row) for row in await limit_queries.rules_for(session, tenant_ids, plan_ids))
+class _Books:
+    """The rules that slices of keys need; slices of one tenant share a book."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+        self._of: tuple[set[UUID], set[UUID]] = set(), set()
+        self._book = LimitBook(())
+
+    async def of(self, rows: Sequence[PrincipalRow]) -> LimitBook:
+        tenant_ids, plan_ids = {row.tenant_id for row in rows}, {row.plan_id for row in rows}
+        if (tenant_ids, plan_ids) != self._of:
+            rules = await limit_queries.rules_for(self._session, tenant_ids, plan_ids)
+            self._of, self._book = (tenant_ids, plan_ids), LimitBook(rule_of(row) for row in rules)
+        return self._book
 
 
 class LimitPatch(msgspec.Struct, frozen=True):

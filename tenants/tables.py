@@ -58,19 +58,38 @@ class ApiKeyRow(Base):
     id: Mapped[UUID] = mapped_column(primary_key=True)
     tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenant.id"))
     project_id: Mapped[UUID] = mapped_column(ForeignKey("project.id"))
+    owner_person_id: Mapped[UUID | None] = mapped_column(ForeignKey("person.id"))
+    owner_service_account_id: Mapped[UUID | None]
     name: Mapped[str] = mapped_column(Text)
-    prefix: Mapped[str] = mapped_column(Text)
-    last4: Mapped[str] = mapped_column(Text)
-    digest: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
+    status: Mapped[str] = mapped_column(Text, server_default="active")
     scopes: Mapped[list[str]] = mapped_column(ARRAY(Text))
     tier_default: Mapped[int] = mapped_column(SmallInteger, server_default="1")
     tier_max: Mapped[int] = mapped_column(SmallInteger, server_default="2")
     model_patterns: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default="{}")
     allowed_networks: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default="{}")
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
+    created_by: Mapped[UUID | None]
+    updated_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
     expires_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     revoked_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     last_used_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+
+
+class ApiKeySecretRow(Base):
+    """One secret under one pepper; `id` is the secret's, the same under every pepper."""
+
+    __tablename__ = "api_key_secret"
+
+    digest: Mapped[bytes] = mapped_column(LargeBinary, primary_key=True)
+    id: Mapped[UUID]
+    tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenant.id"))
+    key_id: Mapped[UUID] = mapped_column(ForeignKey("api_key.id"))
+    prefix: Mapped[str] = mapped_column(Text)
+    last4: Mapped[str] = mapped_column(Text)
+    pepper_id: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
+    expires_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    revoked_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
 
 
 class OperatorRow(Base):
@@ -93,6 +112,7 @@ class OperatorTokenRow(Base):
     prefix: Mapped[str] = mapped_column(Text)
     last4: Mapped[str] = mapped_column(Text)
     digest: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
+    pepper_id: Mapped[str] = mapped_column(Text, server_default="")
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
     expires_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     revoked_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))

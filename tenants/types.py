@@ -162,7 +162,7 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
 
     `model_patterns` are shell patterns on public model names; empty means every model.
     `refusal` is the error code of a key that is known but may not call (``KEY_REVOKED``, ``KEY_EXPIRED``,
-    ``PROJECT_SUSPENDED``, ``TENANT_SUSPENDED``), else empty.
+    ``KEY_SUSPENDED``, ``OWNER_SUSPENDED``, ``PROJECT_SUSPENDED``, ``TENANT_SUSPENDED``), else empty.
     """
 
     tenant_id: UUID
@@ -221,19 +221,55 @@ class KeyLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyOwner:
+    """Whose key it is: a person, a service account, or, made by the platform itself, nobody's."""
+
+    person_id: UUID | None = None
+    service_account_id: UUID | None = None
+
+
+NO_OWNER = KeyOwner()
+
+
+@dataclass(frozen=True, slots=True)
+class KeySecret:
+    """One secret of a key, by what people recognise it by. It works until the first of its ends and the key's."""
+
+    id: UUID
+    prefix: str
+    last4: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as people see it: never the secret, never its digest."""
+    """A key as people see it: never the secret, never its digest. `secrets` are newest first, ended ones too."""
 
     id: UUID
     tenant_id: UUID
     project_id: UUID
     name: str
-    prefix: str
-    last4: str
+    owner: KeyOwner
+    status: Status
+    secrets: tuple[KeySecret, ...]
     limits: KeyLimits
     created_at: datetime
+    created_by: UUID | None
+    updated_at: datetime
     revoked_at: datetime | None
     last_used_at: datetime | None
+
+    @property
+    def prefix(self) -> str:
+        """How the newest secret begins."""
+        return self.secrets[0].prefix
+
+    @property
+    def last4(self) -> str:
+        """How the newest secret ends."""
+        return self.secrets[0].last4
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """Stages one and two of `pipeline.serve`: who calls, and what they get. Reads memory only."""
 
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
-from ipaddress import ip_address, ip_network
 
+from api import networks
 from api.inference import errors
 from api.inference.directory import Directory, Offer, engine_fields, may_use
+from api.inference.gateway import Gateway
 from api.inference.limits import LimitLines
 from api.inference.ports import Admission
 from api.inference.request import Call
@@ -14,7 +14,7 @@ from catalog.types import DeploymentKind, ServedModel
 from core.errors import ErrorKind, PlatformError
 from core.tiers import Tier
 from engine.usage import CHOICES_UNCOUNTED
-from tenants import quotas
+from tenants import credentials, quotas
 from tenants.api_keys import well_formed
 from tenants.types import Principal
 
@@ -24,6 +24,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _REFUSALS = {
     "KEY_REVOKED": (ErrorKind.UNAUTHENTICATED, "This API key was revoked. Use another one."),
     "KEY_EXPIRED": (ErrorKind.UNAUTHENTICATED, "This API key has expired. Use another one."),
+    "KEY_SUSPENDED": (ErrorKind.FORBIDDEN, "This API key is suspended."),
+    "OWNER_SUSPENDED": (ErrorKind.FORBIDDEN, "The owner of this API key is suspended or no member any more."),
     "PROJECT_SUSPENDED": (ErrorKind.FORBIDDEN, "The project of this API key is suspended."),
     "TENANT_SUSPENDED": (ErrorKind.FORBIDDEN, "The tenant of this API key is suspended."),
     "TENANT_CLOSED": (ErrorKind.FORBIDDEN, "The tenant of this API key is closed."),
@@ -42,16 +44,34 @@ def authenticate(directory: Directory, digest: bytes, now_us: int, client_ip: st
     if principal is None:
         raise PlatformError("INVALID_API_KEY", ErrorKind.UNAUTHENTICATED, "This API key is not known.")
     if principal.refusal:
-        kind, message = _REFUSALS.get(principal.refusal, (ErrorKind.FORBIDDEN, "This API key may not call."))
-        raise PlatformError(principal.refusal, kind, message)
+        raise refusal(principal.refusal)
     if principal.expires_at_us and principal.expires_at_us <= now_us:
-        kind, message = _REFUSALS["KEY_EXPIRED"]
-        raise PlatformError("KEY_EXPIRED", kind, message)
+        raise refusal("KEY_EXPIRED")
     if SCOPE not in principal.scopes:
         raise PlatformError("SCOPE_MISSING", ErrorKind.FORBIDDEN, f"This API key does not have the scope {SCOPE!r}.")
-    if principal.allowed_networks and not _in_networks(client_ip, principal.allowed_networks):
+    if principal.allowed_networks and not networks.contain(principal.allowed_networks, client_ip):
         raise PlatformError("FORBIDDEN", ErrorKind.FORBIDDEN, "This API key may not be used from this address.")
     return principal
+
+
+def refusal(code: str) -> PlatformError:
+    """The error of a key that is known and may not call."""
+    kind, message = _REFUSALS.get(code, (ErrorKind.FORBIDDEN, "This API key may not call."))
+    return PlatformError(code, kind, message)
+
+
+def older_digest(gateway: Gateway, key: str, digest: bytes) -> bytes:
+    """Return the digest under which a key is known that is not by its current one, and have it stored anew.
+
+    Raises:
+        PlatformError: 401, it is not known under any pepper.
+    """
+    for pepper in gateway.previous_peppers:
+        older = credentials.digest(pepper, key)
+        if older in gateway.directory.principals:
+            gateway.rehash(older, digest)
+            return older
+    raise missing_key(key)
 
 
 def missing_key(key: str) -> PlatformError:
@@ -63,15 +83,6 @@ def missing_key(key: str) -> PlatformError:
     else:
         message = "This API key is not known."
     return PlatformError("INVALID_API_KEY", ErrorKind.UNAUTHENTICATED, message)
-
-
-@lru_cache(maxsize=4096)
-def _in_networks(address: str, networks: tuple[str, ...]) -> bool:
-    try:
-        found = ip_address(address)
-    except ValueError:
-        return False
-    return any(found in ip_network(network, strict=False) for network in networks)
 
 
 def resolve(directory: Directory, admission: Admission, principal: Principal, call: Call, now_us: int) -> Offer:

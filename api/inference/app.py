@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import structlog
@@ -17,11 +18,13 @@ from api.inference.access_log import AccessLog
 from api.inference.cold import ColdApp
 from api.inference.control_proxy import ControlProxy
 from api.inference.directory import Directory
+from api.inference.ending import end_running as end_running_of
 from api.inference.gateway import Gateway
 from api.inference.metrics import Metrics
 from api.inference.protocol import InferenceProtocol
 from api.inference.readiness import Readiness
 from api.inference.refusals import RefusalWriter
+from api.inference.rehash import Rehash
 from api.inference.snapshot import Follower
 from api.inference.spool_register import SpoolRegister
 from api.server import Server
@@ -37,7 +40,7 @@ from engine.client import UpstreamPool
 from engine.tls_client import TlsClient, UpstreamClient
 from knative.wake import StateFeed
 from scheduler.admission import Admission
-from tenants.credentials import pepper_of
+from tenants.credentials import peppers_of
 
 BACKLOG = 4096
 DRAIN_S = 12  # running answers may end within it; the supervisor's patience is longer
@@ -118,11 +121,13 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
     pool = UpstreamPool(loop, clock.monotonic, connections_max=settings.gateway.upstream_connections_max)
     tls = TlsClient(connections_max=settings.gateway.upstream_connections_max)
     proxy = ControlProxy(settings.control.socket)
+    peppers = peppers_of(settings.secrets)
+    rehash = Rehash(sessions, peppers.ids[0], metrics)
     gateway = Gateway(
         loop=loop,
         settings=settings.gateway,
         clock=clock,
-        pepper=pepper_of(settings.secrets),
+        pepper=peppers.current,
         new_id=new_uuid,
         directory=directory,
         admission=admission,
@@ -132,6 +137,8 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         upstream=UpstreamClient(pool, tls),
         metrics=metrics,
         log=AccessLog(_write_out, metrics.add),
+        previous_peppers=peppers.previous,
+        rehash=rehash.note,
     )
     gateway.cold_app = ColdApp(gateway, proxy, Readiness(gateway, admission))
     follower = Follower(
@@ -141,12 +148,14 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         sealing=bytes.fromhex(settings.secrets.sealing.get_secret_value()),
         clock=clock,
         metrics=metrics,
+        peppers=peppers.ids,
+        end=partial(end_running_of, gateway),
     )
     refusal_writer = RefusalWriter(gateway.refusals, sessions, new_uuid, metrics.add)
     try:
         await admission.start()
         await states.start()
-        yield gateway, follower, [sweeper.run(gateway), register.run(), refusal_writer.run()]
+        yield gateway, follower, [sweeper.run(gateway), register.run(), refusal_writer.run(), rehash.run()]
     finally:
         await refusal_writer.close()
         await states.close()

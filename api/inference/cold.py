@@ -79,6 +79,7 @@ class ColdApp:
                 "streams": len(gateway.relays),
                 "config_revision": gateway.directory.revision,
                 "config_age_seconds": gateway.clock.monotonic() - gateway.directory.fresh_at,
+                "config_delay_max_seconds": gateway.metrics.config_delay_max_s,
                 "principals": len(gateway.directory.principals),
                 "spool_full": int(gateway.spool.full),
                 "spool_unposted_bytes": getattr(gateway.spool, "bytes_unposted", 0),
@@ -103,9 +104,10 @@ class ColdApp:
         key = bearer_of(headers.get(b"authorization", b""))
         if not key:
             raise access.missing_key(key)
-        return access.authenticate(
-            gateway.directory, digest(gateway.pepper, key), gateway.clock.now_us(), scope["client"][0]
-        )
+        found = digest(gateway.pepper, key)
+        if gateway.directory.loaded and found not in gateway.directory.principals:
+            found = access.older_digest(gateway, key, found)
+        return access.authenticate(gateway.directory, found, gateway.clock.now_us(), scope["client"][0])
 
     def _listed(self, path: str, principal: Principal) -> bytes:
         gateway = self._gateway

@@ -21,6 +21,11 @@ from engine.client import UpstreamPool
 from engine.tls_client import UpstreamClient
 from tenants.types import Principal
 
+
+def _rehash_nothing(older: bytes, digest: bytes) -> None:
+    """Without previous peppers no key is met under one."""
+
+
 Inspector = Callable[[Principal, Call], Awaitable[None]]
 """Looks at a prompt before it is admitted; raises PlatformError to refuse it."""
 
@@ -90,6 +95,8 @@ class Gateway:
     inspectors: Mapping[UUID, Inspector] = field(default_factory=dict)  # by project; none is the usual case
     connections: set[Any] = field(default_factory=set)
     relays: set[Any] = field(default_factory=set)
+    previous_peppers: tuple[bytes, ...] = ()
+    rehash: Callable[[bytes, bytes], None] = _rehash_nothing  # a key known by the first digest gets the second as well
     held: dict[UUID, int] = field(default_factory=dict)  # deployment → callers that wait here for its wake
     retries: RetryBudget = field(default_factory=RetryBudget)
     turns: Iterator[int] = field(default_factory=itertools.count)  # equal replicas take turns

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+DELAY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
 GAP_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
@@ -44,6 +45,8 @@ class Metrics:
         self.ttft = Histogram(LATENCY_BUCKETS_S)
         self.gap = Histogram(GAP_BUCKETS_S)
         self.queue = Histogram(LATENCY_BUCKETS_S)
+        self.config_delay = Histogram(DELAY_BUCKETS_S)  # from a change of keys and the like to obeying it
+        self.config_delay_max_s = 0.0
         self.tokens: dict[str, int] = {"input": 0, "input_cached": 0, "output": 0}
         self.counters: dict[str, int] = {
             "connections_total": 0,
@@ -59,6 +62,9 @@ class Metrics:
             "log_lines_dropped_total": 0,
             "config_reloads_total": 0,
             "config_failures_total": 0,
+            "streams_ended_total": 0,
+            "rehashed_total": 0,
+            "rehash_dropped_total": 0,
             "internal_errors_total": 0,
             "refusals_crowded_total": 0,
             "refusals_dropped_total": 0,
@@ -72,6 +78,11 @@ class Metrics:
 
     def add(self, name: str, step: int = 1) -> None:
         self.counters[name] += step
+
+    def obeyed(self, delay_s: float) -> None:
+        """A change is in force here so long after it was made."""
+        self.config_delay.observe(delay_s)
+        self.config_delay_max_s = max(self.config_delay_max_s, delay_s)
 
     def text(self, gauges: Mapping[str, float]) -> str:
         """Prometheus exposition text. `gauges` are read by the caller at the scrape."""
@@ -92,6 +103,7 @@ class Metrics:
             ("ttft_seconds", self.ttft),
             ("itl_seconds", self.gap),
             ("queue_seconds", self.queue),
+            ("config_delay_seconds", self.config_delay),
         ):
             lines.append(f"# TYPE tidegate_gateway_{name} histogram")
             lines.extend(histogram.lines(f"tidegate_gateway_{name}"))

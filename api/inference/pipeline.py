@@ -39,6 +39,8 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
         job.grant = await admit(gateway, job, request)
         # 5. route: a replica that answers, waking one if all sleep.
         target = await route(gateway, job)
+        if gateway.directory.principals.get(request.digest) is not principal:  # its rights changed while it waited
+            authenticate(gateway.directory, request.digest, clock.now_us(), request.client_ip)
         # 6. stream: from the engine to the client by direct calls; on another replica when no byte came.
         await stream(gateway, job, target, client)
         if job.relay is not None and job.relay.retryable:

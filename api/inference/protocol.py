@@ -13,7 +13,7 @@ from typing import Any, cast
 import httptools
 
 from api.inference import errors, wire
-from api.inference.access import authenticate, missing_key
+from api.inference.access import authenticate, missing_key, older_digest
 from api.inference.bridge import ColdExchange
 from api.inference.gateway import Gateway
 from api.inference.job import Request
@@ -323,7 +323,7 @@ class InferenceProtocol(asyncio.Protocol):
         digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32, key=gateway.pepper).digest()
         client_ip = wire.client_address(head, self.client_ip, gateway.settings.trusted_proxies)
         if digest not in gateway.directory.principals and gateway.directory.loaded:
-            raise missing_key(key)
+            digest = older_digest(gateway, key, digest)
         if not 0 <= head.length <= DISCARD_MAX or b"expect" in head.noted:  # `serve` looks at it once more
             authenticate(gateway.directory, digest, gateway.clock.now_us(), client_ip)
         return Request(head, endpoint, digest, client_ip)

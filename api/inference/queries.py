@@ -15,10 +15,11 @@ async def newest_revision(connection: AsyncConnection[Any]) -> int:
     return int(row[0]) if row is not None else 0
 
 
-async def changes_after(connection: AsyncConnection[Any], revision: int) -> list[tuple[int, str, UUID | None]]:
-    """Return (revision, kind, entity) of later changes, oldest first."""
+async def changes_after(connection: AsyncConnection[Any], revision: int) -> list[tuple[int, str, UUID | None, float]]:
+    """Return (revision, kind, entity, age in seconds by the database's clock) of later changes, oldest first."""
     cursor = await connection.execute(
-        "SELECT revision, kind, entity_id FROM config_change WHERE revision > %s ORDER BY revision LIMIT %s",
+        "SELECT revision, kind, entity_id, extract(epoch FROM clock_timestamp() - changed_at)::float8 "
+        "FROM config_change WHERE revision > %s ORDER BY revision LIMIT %s",
         (revision, CHANGES_MAX),
     )
     return await cursor.fetchall()

@@ -11,6 +11,7 @@ from api.inference.sse import EventFilter
 from core.errors import ErrorKind, PlatformError
 from engine.client import Call, Failure
 from engine.refusals import explain
+from tenants.types import Principal
 
 BUFFERED_MAX = 64 * 1024 * 1024
 ERROR_BODY_MAX = 64 * 1024
@@ -35,7 +36,9 @@ class Relay:
         "first_at",
         "interrupted",
         "monotonic",
+        "principal",
         "retry_after",
+        "revoked_by",
         "size",
         "status",
         "timed_out",
@@ -51,6 +54,8 @@ class Relay:
         self.failure: Failure | None = None
         self.timed_out = False
         self.interrupted = False
+        self.principal: Principal | None = None  # whose answer it is
+        self.revoked_by: PlatformError | None = None
         self.body: list[bytes] = []
         self.size = 0
         self.first_at = 0.0
@@ -94,6 +99,11 @@ class Relay:
         self.interrupted = True
         self.break_off(Failure.LOST)
 
+    def revoke(self, error: PlatformError) -> None:
+        """The caller's rights ended, and what runs ends with them; what was generated until now is charged."""
+        self.revoked_by = error
+        self.break_off(Failure.LOST)
+
     def abort(self) -> None:
         if self.call is not None:
             self.call.abort()
@@ -101,6 +111,8 @@ class Relay:
     @property
     def error(self) -> PlatformError | None:
         """Why this answer is none, or None when it is one."""
+        if self.revoked_by is not None:
+            return self.revoked_by
         if self.timed_out:
             return errors.upstream_timeout()
         if self.interrupted:
@@ -114,7 +126,8 @@ class Relay:
     @property
     def retryable(self) -> bool:
         """Another replica may be asked: this one never answered a byte."""
-        return not self.status and not self.timed_out and not self.interrupted and self.failure is not None
+        cut = self.timed_out or self.interrupted or self.revoked_by is not None
+        return not self.status and not cut and self.failure is not None
 
 
 class StreamRelay(Relay):

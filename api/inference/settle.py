@@ -76,7 +76,7 @@ def tokens_used(job: Job, relay: Relay | None, bill: Bill | None) -> tuple[int, 
 def make_bill(job: Job, relay: Relay, error: PlatformError | None) -> Bill | None:
     """Judge the ending, and rate what was used at the price frozen in stage two; None when it has to be counted."""
     events = relay.events if isinstance(relay, StreamRelay) else None
-    if error is CLIENT_LEFT:
+    if error is CLIENT_LEFT or relay.revoked_by is not None:
         outcome = Outcome.CLIENT_ABORT
     elif error is not None:
         return Bill(Outcome.TIMEOUT if error.code == "UPSTREAM_TIMEOUT" else Outcome.UPSTREAM_ERROR)

@@ -6,8 +6,9 @@ metrics.
 
 import asyncio
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import structlog
@@ -28,15 +29,33 @@ POLL_S = 0.25
 QUIET_S = 5.0  # a look that takes longer means the connection is dead
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 1.0
 SLICE = 2_000  # keys looked at before other work has its turn
+END = ".end"  # kind of a change that also cuts what runs: ``tenant.end``
 
 _log = structlog.get_logger("gateway")
 
 
+def _end_nothing(kind: str, entity_id: UUID) -> None:
+    """For whoever has nothing that runs."""
+
+
 class Follower:
-    """One task and one connection of its own for the life of the process."""
+    """One task and one connection of its own for the life of the process.
+
+    `peppers` names those under which keys can be presented here; `end` is called, after the keys are up to date, for
+    each change that cuts what runs.
+    """
 
     def __init__(
-        self, directory: Directory, sessions: Sessions, url: str, *, sealing: bytes, clock: Clock, metrics: Metrics
+        self,
+        directory: Directory,
+        sessions: Sessions,
+        url: str,
+        *,
+        sealing: bytes,
+        clock: Clock,
+        metrics: Metrics,
+        peppers: Collection[str] | None = None,
+        end: Callable[[str, UUID], None] = _end_nothing,
     ) -> None:
         self._directory = directory
         self._sessions = sessions
@@ -44,6 +63,8 @@ class Follower:
         self._sealing = sealing
         self._clock = clock
         self._metrics = metrics
+        self._peppers = peppers
+        self._end = end
 
     async def run(self, loaded: Callable[[], None]) -> None:
         """Follow for ever; `loaded` is called once the directory is whole for the first time."""
@@ -76,7 +97,7 @@ class Follower:
         """
         revision = await queries.newest_revision(connection)
         async with transaction(self._sessions) as session:
-            found = await principals.load_all(session)
+            found = await principals.load_all(session, self._peppers)
         await self._load_catalog()
         await self._load_prices()
         self._directory.principals = found
@@ -105,37 +126,55 @@ class Follower:
         directory = self._directory
         async with asyncio.timeout(QUIET_S):
             changes = await queries.changes_after(connection, directory.revision)
+        seen = self._clock.monotonic()
         if changes:
-            await self._apply(changes)
-        directory.fresh_at = self._clock.monotonic()
+            await self._apply([change[:3] for change in changes])
+            took_s = self._clock.monotonic() - seen
+            for *_, age_s in changes:
+                self._metrics.obeyed(age_s + took_s)
+        directory.fresh_at = seen
 
-    async def _apply(self, changes: list[tuple[int, str, Any]]) -> None:
+    async def _apply(self, changes: list[tuple[int, str, UUID | None]]) -> None:
         directory = self._directory
-        touched = {(kind, entity) for _, kind, entity in changes}
-        async with transaction(self._sessions) as session:
-            patch: dict[bytes, Any] = {}
-            limits: list[principals.LimitPatch] = []
-            for kind, entity in touched:
-                if kind in principals.KEY_KINDS:
-                    patch.update(await principals.load_changed(session, kind, entity))
-            for kind, entity in touched:
-                if kind in principals.LIMIT_KINDS:
-                    limits.append(await principals.load_limits(session, kind, entity))
-        for digest, principal in patch.items():
-            if principal is None:
-                directory.principals.pop(digest, None)
-            else:
-                directory.principals[digest] = principal
+        touched: dict[str, set[UUID | None]] = {}
+        for _, kind, entity in changes:
+            touched.setdefault(kind, set()).add(entity)
+        keys = {kind: entities for kind, entities in touched.items() if kind in principals.KEY_KINDS}
+        if any(None in entities for entities in keys.values()):
+            async with transaction(self._sessions) as session:
+                directory.principals = await principals.load_all(session, self._peppers)
+        else:
+            for kind, entities in keys.items():
+                await self._patch(kind, [entity for entity in entities if entity is not None])
+        limits = [
+            (kind, entity) for kind in touched.keys() & principals.LIMIT_KINDS for entity in touched[kind] if entity
+        ]
         if limits:
-            await change_limits(directory, limits)
-        kinds = {kind for kind, _ in touched}
-        if "catalog" in kinds:
+            async with transaction(self._sessions) as session:
+                patches = [await principals.load_limits(session, kind, entity) for kind, entity in limits]
+            await change_limits(directory, patches)
+        if "catalog" in touched:
             await self._load_catalog()
-        if "prices" in kinds:
+        if "prices" in touched:
             await self._load_prices()
         directory.changed()
         directory.revision = changes[-1][0]
         self._metrics.add("config_reloads_total")
+        for kind, entities in touched.items():
+            for entity in entities:
+                if kind.endswith(END) and entity is not None:
+                    self._end(kind.removesuffix(END), entity)
+
+    async def _patch(self, kind: str, entities: Collection[UUID]) -> None:
+        """Take in the keys that changed, in slices: ten thousand of a tenant at once would hold up every request."""
+        known = self._directory.principals
+        async with transaction(self._sessions) as session:
+            async for patch in principals.load_changed(session, kind, entities, self._peppers):
+                for digest, principal in patch.items():
+                    if principal is None:
+                        known.pop(digest, None)
+                    else:
+                        known[digest] = principal
 
     async def _load_catalog(self) -> None:
         async with transaction(self._sessions) as session:

@@ -42,6 +42,7 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
     else:
         relay = Relay(done, gateway.clock.monotonic)
     job.relay = relay
+    relay.principal = offer.principal
     gateway.retries.earn()
     relay.deadline = gateway.now + gateway.settings.request_timeout_s
     gateway.relays.add(relay)

@@ -4,6 +4,7 @@ httptools in strict mode already refuses bad framing; what it lets through and w
 the parser-safety list of the data-plane study).
 """
 
+from api import networks
 from api.inference import errors
 from core.errors import ErrorKind, PlatformError
 
@@ -95,11 +96,22 @@ def bearer_of(authorization: bytes) -> str:
 
 
 def client_address(head: Head, peer: str, trusted_proxies: tuple[str, ...]) -> str:
-    """The caller's address: the peer, or what a proxy we trust says of it (its last entry)."""
-    if peer in trusted_proxies:
-        forwarded = head.noted.get(b"x-forwarded-for", b"").rpartition(b",")[2].strip()
-        return forwarded.decode("latin-1") or peer
-    return peer
+    """The caller's address: the peer, or behind proxies we trust, whom the first one of them says it got it from.
+
+    `X-Forwarded-For` is read from its end, where the nearest proxy wrote; what stands before an address that we do not
+    trust may be the caller's own invention.
+    """
+    if not trusted_proxies or not networks.contain(trusted_proxies, peer):
+        return peer
+    address = peer
+    for entry in reversed(head.noted.get(b"x-forwarded-for", b"").split(b",")):
+        named = entry.strip().decode("latin-1")
+        if not named:
+            break
+        address = named
+        if not networks.contain(trusted_proxies, address):
+            break
+    return address
 
 
 def cors_lines(head: Head, origins: tuple[str, ...]) -> bytes:

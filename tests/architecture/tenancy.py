@@ -7,11 +7,9 @@ from pathlib import Path
 from tests.architecture.rules import ROOT
 
 ACROSS_TENANTS = {
-    "tenants/queries.py:principal_rows": "gateways load every key",
-    "tenants/queries.py:principal_rows_of": "gateways follow one changed key, project or tenant",
-    "tenants/queries.py:principal_row_by_digest": "a key is found by its digest; the tenant is what is asked",
+    "tenants/key_queries.py:principal_rows_by_digest": "a key is found by its digest; the tenant is what is asked",
     "tenants/queries.py:insert_named": "the row brings its tenant",
-    "tenants/queries.py:mark_used": "the worker notes last uses of many keys; each comes with its tenant",
+    "tenants/key_queries.py:mark_used": "the worker notes last uses of many keys; each comes with its tenant",
     "tenants/tenant_queries.py:tenants_to_erase": "the worker walks all closed tenants",
     "tenants/people_queries.py:members_of_person": "who signs in sees their memberships everywhere",
     "tenants/people_queries.py:insert_member": "the row brings its tenant",

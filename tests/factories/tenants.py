@@ -1,14 +1,16 @@
 """Tenants, projects, keys and operators for tests."""
 
 from dataclasses import dataclass
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from core import db
 from core.money import Currency
-from tenants import api_keys, operators, projects, tenants
-from tenants.types import ApiKey, KeyLimits, Operator, Project, Tenant
+from tenants import api_keys, operators, principals, projects, tenants
+from tenants.credentials import Peppers
+from tenants.types import ApiKey, KeyLimits, Operator, Principal, Project, Tenant
 
 PEPPER = bytes(range(32))
+PEPPERS = Peppers(PEPPER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,15 @@ async def customer(
         project = await projects.create(session, tenant.id, name="main")
         key, secret = await api_keys.create(session, tenant.id, project.id, name="first", pepper=PEPPER, limits=limits)
     return Customer(tenant, project, key, secret)
+
+
+async def changed(sessions: db.Sessions, kind: str, *entities: UUID) -> dict[bytes, Principal | None]:
+    """Return what a gateway takes in when these change."""
+    found: dict[bytes, Principal | None] = {}
+    async with db.transaction(sessions) as session:
+        async for patch in principals.load_changed(session, kind, entities):
+            found.update(patch)
+    return found
 
 
 async def operator(sessions: db.Sessions) -> tuple[Operator, str]:

@@ -85,12 +85,12 @@ async def test_it_is_whole_at_start_and_follows_every_kind_of_change(following: 
     async with db.transaction(sessions) as session:  # a revoked one
         await api_keys.revoke(session, other.tenant.id, other.key.id, clock=SystemClock())
     await until(lambda: directory.principals[other.digest].refusal == "KEY_REVOKED")
-    async with db.transaction(sessions) as session:  # a suspended project, then tenant
-        await projects.suspend(session, who.tenant.id, who.project.id)
-    await until(lambda: directory.principals[who.digest].refusal == "PROJECT_SUSPENDED")
-    async with db.transaction(sessions) as session:
+    async with db.transaction(sessions) as session:  # a suspended tenant, then project: what is nearest is told
         await tenants.suspend(session, who.tenant.id)
     await until(lambda: directory.principals[who.digest].refusal == "TENANT_SUSPENDED")
+    async with db.transaction(sessions) as session:
+        await projects.suspend(session, who.tenant.id, who.project.id)
+    await until(lambda: directory.principals[who.digest].refusal == "PROJECT_SUSPENDED")
 
     now = SystemClock().now()
     async with db.transaction(sessions) as session:  # a second name for the model, and a credential

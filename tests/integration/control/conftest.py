@@ -15,6 +15,7 @@ from core import db, logging, telemetry
 from core.clock import SystemClock
 from core.resp import RespClient
 from core.settings import Database, Settings
+from tenants.credentials import Peppers
 from tenants.oidc.clients import Clients
 from tests.factories.people import SIGNING, Visitor
 from tests.factories.tenants import PEPPER, operator
@@ -41,7 +42,7 @@ async def services(settings: Settings, sessions: db.Sessions) -> AsyncIterator[S
         sessions=sessions,
         valkey=client,
         clock=SystemClock(),
-        pepper=PEPPER,
+        peppers=Peppers(PEPPER),
         signing=SIGNING,
         sealing_key=b"\x22" * 32,
         metrics=telemetry.http_metrics(telemetry.create_registry()),

@@ -10,7 +10,7 @@ from core import db
 from core.ids import IdKind, parse_id
 from tenants import principals
 from tenants.credentials import digest
-from tests.factories.tenants import PEPPER
+from tests.factories.tenants import PEPPER, changed
 from tests.integration.control.conftest import Client
 
 ADMIN = "/api/v1/admin"
@@ -72,12 +72,12 @@ async def test_a_revoked_key_stops_working_and_gateways_are_told(admin: Client, 
     assert answer.json()["revoked_at"] is not None
     assert (await admin.post(f"{tenant}/keys/{key_id}/revoke")).json() == answer.json()
     uuid = parse_id(IdKind.API_KEY, key_id)
+    found = await changed(sessions, "api_key", uuid)
     async with db.transaction(sessions) as session:
-        changed = await principals.load_changed(session, "api_key", uuid)
         newest = (
             await session.execute(text("SELECT kind, entity_id FROM config_change ORDER BY revision DESC"))
         ).first()
-    assert [value and value.refusal for value in changed.values()] == ["KEY_REVOKED"]
+    assert [value and value.refusal for value in found.values()] == ["KEY_REVOKED"]
     assert newest is not None
     assert tuple(newest) == ("api_key", uuid)
 

@@ -217,7 +217,8 @@ async def test_a_call_becomes_pending_then_a_receipt_usage_and_less_balance(
     tenant_id = parse_id(IdKind.TENANT, tenant.rpartition("/")[2])
     event = make.event(tenant_id, _schedule(version["id"]))
     event = msgspec.structs.replace(event, key_id=parse_id(IdKind.API_KEY, made["api_key"]["id"]))
-    client = anonymous.acting_as(made["secret"])
+    asking = await _key(admin, tenant)
+    client = anonymous.acting_as(asking["secret"])
     path = f"/v1/generations/{format_id(IdKind.GENERATION, event.id)}"
 
     assert (await client.get(path)).status_code == 404
@@ -251,6 +252,8 @@ async def test_a_call_becomes_pending_then_a_receipt_usage_and_less_balance(
     used = datetime.fromisoformat((await admin.get(key)).json()["last_used_at"])
     admitted = datetime.fromisoformat(found["admitted_at"])
     assert used == admitted.replace(second=0, microsecond=0)
+    asked = (await admin.get(f"{tenant}/keys/{asking['api_key']['id']}")).json()["last_used_at"]
+    assert datetime.fromisoformat(asked) >= datetime.fromisoformat(asking["api_key"]["created_at"])  # by control calls
 
 
 async def test_receipts_are_for_the_tenant_and_for_the_key_that_called(
@@ -260,7 +263,7 @@ async def test_receipts_are_for_the_tenant_and_for_the_key_that_called(
     caller = await _key(admin, tenant, scopes=["inference"])
     colleague = await _key(admin, tenant, scopes=["inference"])
     reader = await _key(admin, tenant, scopes=["usage.read"])
-    stranger = await customer(sessions, KeyLimits(scopes=frozenset(Scope)))
+    stranger = await customer(sessions, KeyLimits(scopes=frozenset(Scope) - {Scope.MANAGE}))
     version = await _publish(admin, format_id(IdKind.MODEL, make.MODEL))
     await _top_up(admin, tenant, "1", "k")
     tenant_id = parse_id(IdKind.TENANT, tenant.rpartition("/")[2])

@@ -15,7 +15,7 @@ from core.settings import Database
 from core.tiers import Tier
 from tenants import api_keys, audit, operators, principals, projects, tenants
 from tenants import limits as limit_rules
-from tenants.credentials import digest
+from tenants.credentials import Peppers, digest
 from tenants.types import (
     DEFAULT_PLAN_ID,
     SYSTEM,
@@ -31,7 +31,7 @@ from tenants.types import (
     Scope,
     Status,
 )
-from tests.factories.tenants import PEPPER, Customer, customer, operator
+from tests.factories.tenants import PEPPER, PEPPERS, Customer, changed, customer, operator
 
 NOBODY = UUID(int=404)
 
@@ -39,11 +39,6 @@ NOBODY = UUID(int=404)
 async def _load(sessions: db.Sessions) -> dict[bytes, Principal]:
     async with db.transaction(sessions) as session:
         return await principals.load_all(session)
-
-
-async def _changed(sessions: db.Sessions, kind: str, entity: UUID | None) -> dict[bytes, Principal | None]:
-    async with db.transaction(sessions) as session:
-        return await principals.load_changed(session, kind, entity)
 
 
 async def _changes(sessions: db.Sessions) -> list[tuple[str, UUID]]:
@@ -101,7 +96,9 @@ async def test_a_key_becomes_a_principal_with_all_its_limits(sessions: db.Sessio
 async def test_the_secret_is_stored_nowhere(sessions: db.Sessions) -> None:
     made = await customer(sessions)
     async with db.transaction(sessions) as session:
-        row = (await session.execute(text("SELECT to_jsonb(api_key)::text AS line, digest FROM api_key"))).one()
+        line = "to_jsonb(k)::text || to_jsonb(s)::text"
+        query = f"SELECT {line} AS line, digest FROM api_key k JOIN api_key_secret s ON s.key_id = k.id"
+        row = (await session.execute(text(query))).one()
     assert made.secret not in row.line
     assert made.secret[7:-4] not in row.line
     assert row.digest == digest(PEPPER, made.secret)
@@ -125,8 +122,8 @@ async def test_revocation_is_announced_and_seen_in_the_change(sessions: db.Sessi
     assert revoked.revoked_at is not None
     assert again.revoked_at == revoked.revoked_at
     assert (await _changes(sessions)).count(("api_key", made.key.id)) == 2  # made, revoked once
-    changed = await _changed(sessions, "api_key", made.key.id)
-    assert {key: value and value.refusal for key, value in changed.items()} == {made.digest: "KEY_REVOKED"}
+    found = await changed(sessions, "api_key", made.key.id)
+    assert {key: value and value.refusal for key, value in found.items()} == {made.digest: "KEY_REVOKED"}
     assert (await _load(sessions))[other.digest].refusal == ""
 
 
@@ -135,7 +132,7 @@ async def test_long_dead_keys_are_forgotten(sessions: db.Sessions) -> None:
     clock = ManualClock(datetime.now(UTC) - timedelta(days=31))
     async with db.transaction(sessions) as session:
         await api_keys.revoke(session, made.tenant.id, made.key.id, clock=clock)
-    assert await _changed(sessions, "api_key", made.key.id) == {made.digest: None}
+    assert await changed(sessions, "api_key", made.key.id) == {made.digest: None}
     assert await _load(sessions) == {}
 
 
@@ -174,15 +171,14 @@ async def test_suspension_reaches_every_key_and_ends_again(sessions: db.Sessions
     for status, refusal in ((Status.SUSPENDED, f"{kind.upper()}_SUSPENDED"), (Status.ACTIVE, "")):
         await set_status(status)
         assert (await _changes(sessions))[-1] == (kind, entity)
-        changed = await _changed(sessions, kind, entity)
-        assert {key: value and value.refusal for key, value in changed.items()} == dict.fromkeys(keys, refusal)
+        found = await changed(sessions, kind, entity)
+        assert {key: value and value.refusal for key, value in found.items()} == dict.fromkeys(keys, refusal)
 
 
 async def test_changes_of_other_kinds_touch_no_key(sessions: db.Sessions) -> None:
     made = await customer(sessions)
-    assert await _changed(sessions, "catalog", made.key.id) == {}
-    assert await _changed(sessions, "prices", None) == {}
-    assert set(await _changed(sessions, "api_key", None)) == {made.digest}
+    assert not {"catalog", "prices", "operator"} & principals.KEY_KINDS
+    assert set(await changed(sessions, "api_key", made.key.id)) == {made.digest}
 
 
 async def test_one_tenant_cannot_reach_anothers_things(sessions: db.Sessions) -> None:
@@ -264,15 +260,15 @@ async def test_operator_tokens_work_until_revoked_or_disabled(sessions: db.Sessi
         second = await operators.issue_token(
             session, made.id, pepper=PEPPER, expires_at=datetime.now(UTC) - timedelta(seconds=1)
         )
-        assert await operators.find(session, digest(PEPPER, token)) == made
-        assert await operators.find(session, digest(PEPPER, second)) is None  # expired
-        assert await operators.find(session, digest(bytes(32), token)) is None  # another installation's pepper
+        assert await operators.find(session, PEPPERS, token) == made
+        assert await operators.find(session, PEPPERS, second) is None  # expired
+        assert await operators.find(session, Peppers(bytes(32)), token) is None  # another installation's pepper
         await operators.revoke_tokens(session, made.id)
-        assert await operators.find(session, digest(PEPPER, token)) is None
+        assert await operators.find(session, PEPPERS, token) is None
         third = await operators.issue_token(session, made.id, pepper=PEPPER)
-        assert await operators.find(session, digest(PEPPER, third)) is not None
+        assert await operators.find(session, PEPPERS, third) is not None
         await operators.disable(session, made.id, clock=SystemClock())
-        assert await operators.find(session, digest(PEPPER, third)) is None
+        assert await operators.find(session, PEPPERS, third) is None
 
 
 async def test_the_embedded_first_token_must_be_well_formed(sessions: db.Sessions) -> None:
