@@ -40,7 +40,7 @@ from engine.client import UpstreamPool
 from engine.tls_client import TlsClient, UpstreamClient
 from knative.wake import StateFeed
 from scheduler.admission import Admission
-from tenants.credentials import peppers_of
+from tenants.credentials import Peppers, peppers_of
 
 BACKLOG = 4096
 DRAIN_S = 12  # running answers may end within it; the supervisor's patience is longer
@@ -141,16 +141,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         rehash=rehash.note,
     )
     gateway.cold_app = ColdApp(gateway, proxy, Readiness(gateway, admission))
-    follower = Follower(
-        directory,
-        sessions,
-        settings.database.url.get_secret_value(),
-        sealing=bytes.fromhex(settings.secrets.sealing.get_secret_value()),
-        clock=clock,
-        metrics=metrics,
-        peppers=peppers.ids,
-        end=partial(end_running_of, gateway),
-    )
+    follower = follower_of(gateway, settings, sessions, peppers)
     refusal_writer = RefusalWriter(gateway.refusals, sessions, new_uuid, metrics.add)
     try:
         await admission.start()
@@ -167,6 +158,20 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         await proxy.close()
         await valkey.close()
         await engine.dispose()
+
+
+def follower_of(gateway: Gateway, settings: Settings, sessions: db.Sessions, peppers: Peppers) -> Follower:
+    """What keeps the gateway's directory true."""
+    return Follower(
+        gateway.directory,
+        sessions,
+        settings.database.url.get_secret_value(),
+        sealing=bytes.fromhex(settings.secrets.sealing.get_secret_value()),
+        clock=gateway.clock,
+        metrics=gateway.metrics,
+        peppers=peppers.ids,
+        end=partial(end_running_of, gateway),
+    )
 
 
 async def serve(settings: Settings, ready: Callable[[], None]) -> None:
