@@ -26,7 +26,7 @@ from api.admin import (
     tenants,
 )
 from api.admin import credits as tenant_credits
-from api.control import generations, health, my_tenant, oidc, roles, usage
+from api.control import generations, health, me, my_tenant, oidc, roles, session, sign_in, usage
 from api.middleware import RequestFrame
 from api.server import Server
 from api.services import Services
@@ -45,6 +45,9 @@ ROUTERS: tuple[APIRouter, ...] = (
     my_tenant.router,
     roles.router,
     oidc.router,
+    sign_in.router,
+    session.router,
+    me.router,
     usage.router,
     generations.router,
     tenants.router,

@@ -73,9 +73,14 @@ class Caller:
     @property
     def person_id(self) -> UUID:
         """The person who signed in; only for routes whose rule is a person's."""
+        return self.own.person.id
+
+    @property
+    def own(self) -> SignedIn:
+        """The session; only for routes whose rule is a person's."""
         if self.signed_in is None:
             raise LookupError("this route's caller is no person")
-        return self.signed_in.person.id
+        return self.signed_in
 
 
 def _unauthenticated(message: str, code: str = "INVALID_API_KEY") -> PlatformError:

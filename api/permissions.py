@@ -11,6 +11,7 @@ from tenants.types import Scope
 
 ADMIN = "/api/v1/admin"
 AUTH = "/api/v1/auth"
+ME = "/api/v1/me"
 TENANT = f"{ADMIN}/tenants/{{tenant_id}}"
 MY_TENANT = "/api/v1/tenants/{tenant_id}"
 OPERATOR = f"{ADMIN}/operators/{{operator_id}}"
@@ -52,6 +53,14 @@ def _operator(permission: Op, action: str = "") -> Rule:
 
 def _member(permission: Permission, action: str = "", *, in_any_project: bool = False) -> Rule:
     return Rule(CallerKind.MEMBER, permission=permission, action=action, in_any_project=in_any_project)
+
+
+def _public(action: str) -> Rule:
+    return Rule(CallerKind.PUBLIC, action=action)
+
+
+def _own(action: str = "") -> Rule:
+    return Rule(CallerKind.PERSON, action=action)
 
 
 PUBLIC = Rule(CallerKind.PUBLIC)
@@ -151,7 +160,23 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("PUT", f"{MY_TENANT}/billing-profile"): _member(Permission.BILLING_WRITE, "billing_profile.put"),
         ("GET", f"{MY_TENANT}/balance"): _member(Permission.BILLING_READ),
         ("GET", f"{MY_TENANT}/usage"): _member(Permission.USAGE_READ),
-        ("GET", "/api/v1/roles"): Rule(CallerKind.PERSON),
+        ("GET", "/api/v1/roles"): _own(),
+        ("POST", f"{AUTH}/password"): _public("session.open"),
+        ("POST", f"{AUTH}/totp"): _public("session.open_with_second_factor"),
+        ("POST", f"{AUTH}/password-reset"): _public("password.ask_reset"),
+        ("POST", f"{AUTH}/password-reset/confirm"): _public("password.reset"),
+        ("POST", f"{AUTH}/sign-out"): _own("session.end"),
+        ("POST", f"{AUTH}/sign-out-everywhere"): _own("session.end_all"),
+        ("GET", "/api/v1/session"): _own(),
+        ("PATCH", ME): _own("person.update"),
+        ("POST", f"{ME}/delete"): _own("person.delete"),
+        ("POST", f"{ME}/password"): _own("password.change"),
+        ("POST", f"{ME}/totp"): _own("second_factor.start"),
+        ("POST", f"{ME}/totp/confirm"): _own("second_factor.confirm"),
+        ("POST", f"{ME}/totp/remove"): _own("second_factor.remove"),
+        ("POST", f"{ME}/recovery-codes"): _own("recovery_codes.renew"),
+        ("GET", f"{ME}/sessions"): _own(),
+        ("DELETE", f"{ME}/sessions/{{session_id}}"): _own("session.end"),
         ("GET", "/api/v1/balance"): USAGE_READ,
         ("GET", "/api/v1/usage"): USAGE_READ,
         # any key reads the receipts of its own calls; with usage.read, all of the tenant's

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
-from tenants.types import BillingMode, Scope, Status
+from tenants.types import BillingMode, OperatorRole, Role, Scope, Status
 
 Name = Annotated[
     str,
@@ -25,6 +25,8 @@ TierName = Literal["batch", "standard", "priority"]
 Count = Annotated[int, Field(ge=0)]
 ScopeName = Annotated[Scope, Field(strict=False)]
 StatusName = Annotated[Status, Field(strict=False)]
+RoleName = Annotated[Role, Field(strict=False)]
+OperatorRoleName = Annotated[OperatorRole, Field(strict=False)]
 BillingModeName = Annotated[BillingMode, Field(strict=False)]
 Instant = Annotated[AwareDatetime, Field(strict=False)]
 
@@ -62,6 +64,7 @@ _MEANING = {
     409: "It conflicts with what is there.",
     413: "The body is too large.",
     422: "The request breaks a rule of the schema; `errors` names each.",
+    429: "Too often; see Retry-After.",
     502: "Another system that this depends on did not answer properly.",
     503: "A part of the platform is away; see Retry-After.",
 }

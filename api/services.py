@@ -1,6 +1,6 @@
 """What the control plane's routes work with: built once in `api.app`, found through the request."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
@@ -11,6 +11,7 @@ from core.settings import Settings
 from core.telemetry import HttpMetrics
 from tenants.credentials import Peppers
 from tenants.oidc.clients import Clients
+from tenants.passwords import Hasher
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Services:
     sealing_key: bytes
     metrics: HttpMetrics
     identity: Clients
+    passwords: Hasher = field(default_factory=Hasher)
 
     @property
     def pepper(self) -> bytes:

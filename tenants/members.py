@@ -1,18 +1,21 @@
 """Members: people with a role in a tenant, or in one of its projects."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from core.db import record_config_change
 from core.errors import ErrorKind, PlatformError
-from core.ids import new_uuid
+from core.ids import IdKind, new_uuid
 from tenants import people_queries as queries
 from tenants import projects
-from tenants.roles import Rights, rights_of
-from tenants.tables import MemberRow
-from tenants.types import Member, Role, Status
+from tenants.errors import not_found
+from tenants.people import person_of
+from tenants.roles import Rights, may_give, rights_of
+from tenants.tables import MemberRow, PersonRow
+from tenants.types import Member, Person, Role, Status
 
 
 def member_of(row: MemberRow) -> Member:
@@ -55,6 +58,125 @@ async def add(
         raise PlatformError("MEMBER_EXISTS", ErrorKind.CONFLICT, "This person is a member already. Change the role.")
     await record_config_change(session, "member", row.id)
     return member_of(row)
+
+
+async def list_members(
+    session: AsyncSession, tenant_id: UUID, *, after: UUID | None, limit: int
+) -> Sequence[tuple[Member, Person]]:
+    """Return at most `limit` memberships of the tenant, newest first, each with who it is."""
+    found = await queries.members(session, tenant_id, after, limit)
+    return [(member_of(row), person_of(person)) for row, person in found]
+
+
+async def get(session: AsyncSession, tenant_id: UUID, member_id: UUID) -> tuple[Member, Person]:
+    """Return a membership and who it is.
+
+    Raises:
+        PlatformError: not_found.
+    """
+    row, person = await _found(session, tenant_id, member_id)
+    return member_of(row), person_of(person)
+
+
+async def change(
+    session: AsyncSession,
+    tenant_id: UUID,
+    member_id: UUID,
+    *,
+    by: Rights,
+    now: datetime,
+    role: Role | None = None,
+    status: Status | None = None,
+) -> tuple[Member, Member]:
+    """Change what is not None; return the membership as it was and as it is. Gateways follow within a second.
+
+    Args:
+        session: the transaction.
+        tenant_id: whose member it is.
+        member_id: which one.
+        by: the rights of who does it: nobody gives, or takes from, more than they have.
+        now: the present; open invites of somebody suspended end with it.
+        role: the new role.
+        status: suspended or active.
+
+    Raises:
+        PlatformError: not_found; forbidden above one's own rights; conflict for the last owner.
+    """
+    await queries.lock_tenant(session, tenant_id)
+    row, _ = await _found(session, tenant_id, member_id)
+    before = member_of(row)
+    _require_above(by, before.role, before.project_id)
+    if role is not None and role is not before.role:
+        _require_above(by, role, before.project_id)
+        row.role = role
+    if status is not None:
+        row.status = status
+    after = member_of(row)
+    if after == before:
+        return before, after
+    if _owns(before) and not _owns(after):
+        await _require_another_owner(session, tenant_id, before.person_id)
+    await session.flush()
+    if after.status is Status.SUSPENDED:
+        await queries.revoke_invites_by(session, after.person_id, now, tenant_id)
+    await record_config_change(session, "member", member_id)
+    return before, after
+
+
+async def remove(
+    session: AsyncSession, tenant_id: UUID, member_id: UUID, *, by: Rights, now: datetime, own: bool = False
+) -> Member:
+    """Take a membership away, with the invites its person made; return what it was. Their keys stop within a second.
+
+    Raises:
+        PlatformError: not_found; forbidden above one's rights, unless it is one's `own`; conflict for the last owner.
+    """
+    await queries.lock_tenant(session, tenant_id)
+    row, _ = await _found(session, tenant_id, member_id)
+    member = member_of(row)
+    if not own:
+        _require_above(by, member.role, member.project_id)
+    if _owns(member):
+        await _require_another_owner(session, tenant_id, member.person_id)
+    await queries.delete_member(session, tenant_id, member_id)
+    await queries.revoke_invites_by(session, member.person_id, now, tenant_id)
+    await record_config_change(session, "person", member.person_id)  # the membership's own id names nothing any more
+    return member
+
+
+async def require_other_owners(session: AsyncSession, person_id: UUID) -> None:
+    """Refuse, while the person is the last owner of any tenant.
+
+    Raises:
+        PlatformError: conflict.
+    """
+    owned = [member_of(row) for row in await queries.members_of_person(session, person_id)]
+    for tenant_id in sorted(member.tenant_id for member in owned if _owns(member)):
+        await queries.lock_tenant(session, tenant_id)
+        await _require_another_owner(session, tenant_id, person_id)
+
+
+def _owns(member: Member) -> bool:
+    return member.role is Role.OWNER and member.project_id is None and member.status is Status.ACTIVE
+
+
+async def _require_another_owner(session: AsyncSession, tenant_id: UUID, person_id: UUID) -> None:
+    if not await queries.other_owners(session, tenant_id, person_id):
+        raise PlatformError(
+            "LAST_OWNER", ErrorKind.CONFLICT, "This is the last owner. Make somebody else an owner first."
+        )
+
+
+def _require_above(by: Rights, role: Role, project_id: UUID | None) -> None:
+    if not may_give(by, role, project_id):
+        raise PlatformError("ROLE_ABOVE_YOURS", ErrorKind.FORBIDDEN, f"The role {role.value} may do more than you may.")
+
+
+async def _found(session: AsyncSession, tenant_id: UUID, member_id: UUID) -> tuple[MemberRow, PersonRow]:
+    found = await queries.member(session, tenant_id, member_id)
+    if found is None:
+        raise not_found(IdKind.MEMBER)
+    return found
 
 
 async def rights_in(session: AsyncSession, tenant_id: UUID, person_id: UUID) -> Rights:

@@ -1,5 +1,7 @@
 """People: who signs in. One person may be a member of many tenants, and an operator."""
 
+import re
+from collections.abc import Sequence
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -12,6 +14,9 @@ from tenants.tables import PersonRow
 from tenants.types import Person, PersonStatus
 
 EMAIL_MAX = 254
+# What browsers take for an address (HTML, `input type=email`), in lower case.
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_EMAIL = re.compile(rf"[a-z0-9.!#$%&'*+/=?^_`{{|}}~-]+@{_LABEL}(?:\.{_LABEL})*")
 
 
 def checked_email(text: str, *, param: str = "email") -> str:
@@ -21,9 +26,7 @@ def checked_email(text: str, *, param: str = "email") -> str:
         PlatformError: it is no address.
     """
     email = text.strip().lower()
-    local, _, domain = email.rpartition("@")
-    printable = email.isprintable() and not any(letter.isspace() for letter in email)
-    if not local or not domain or "@" in local or len(email) > EMAIL_MAX or not printable:
+    if len(email) > EMAIL_MAX or not _EMAIL.fullmatch(email):
         raise invalid(param, "This is not an e-mail address.")
     return email
 
@@ -58,6 +61,28 @@ async def get(session: AsyncSession, person_id: UUID) -> Person:
     if row is None:
         raise not_found(IdKind.PERSON)
     return person_of(row)
+
+
+async def update(
+    session: AsyncSession, person_id: UUID, *, name: str | None = None, language: str | None = None
+) -> Person:
+    """Change what is not None.
+
+    Raises:
+        PlatformError: not_found.
+    """
+    row = await queries.person(session, person_id)
+    if row is None:
+        raise not_found(IdKind.PERSON)
+    row.name = row.name if name is None else name
+    row.language = row.language if language is None else language
+    await session.flush()
+    return person_of(row)
+
+
+async def list_people(session: AsyncSession, *, email: str = "", after: UUID | None, limit: int) -> Sequence[Person]:
+    """Return at most `limit` people, newest first, those whose address has `email` in it; deleted ones never."""
+    return [person_of(row) for row in await queries.people(session, email.strip().lower(), after, limit)]
 
 
 async def by_email(session: AsyncSession, email: str) -> Person | None:

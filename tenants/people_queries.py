@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tenants.queries import UNIQUE_VIOLATION
-from tenants.tables import MemberRow, PersonRow, SessionRow
-from tenants.types import PersonStatus
+from tenants.tables import InviteRow, MemberRow, OperatorRow, PersonRow, SessionRow, TenantRow
+from tenants.types import PersonStatus, Role, Status
 
 
 async def person(session: AsyncSession, person_id: UUID) -> PersonRow | None:
@@ -63,6 +63,10 @@ async def session_by_digest(session: AsyncSession, digest: bytes) -> tuple[Sessi
     return None if row is None else (row[0], row[1])
 
 
+async def session(session: AsyncSession, session_id: UUID) -> SessionRow | None:
+    return await session.get(SessionRow, session_id)
+
+
 async def end_session(session: AsyncSession, session_id: UUID, now: datetime) -> None:
     await session.execute(
         update(SessionRow).where(SessionRow.id == session_id, SessionRow.ended_at.is_(None)).values(ended_at=now)
@@ -71,3 +75,92 @@ async def end_session(session: AsyncSession, session_id: UUID, now: datetime) ->
 
 async def see_session(session: AsyncSession, session_id: UUID, now: datetime) -> None:
     await session.execute(update(SessionRow).where(SessionRow.id == session_id).values(seen_at=now))
+
+
+async def people(session: AsyncSession, email: str, after: UUID | None, limit: int) -> Sequence[PersonRow]:
+    """Return people newest first, those whose address has `email` in it; deleted ones never."""
+    query = select(PersonRow).where(PersonRow.status != PersonStatus.DELETED).order_by(PersonRow.id.desc()).limit(limit)
+    if email:
+        query = query.where(PersonRow.email.contains(email, autoescape=True))
+    if after is not None:
+        query = query.where(PersonRow.id < after)
+    return (await session.scalars(query)).all()
+
+
+async def lock_tenant(session: AsyncSession, tenant_id: UUID) -> None:
+    """Keep others from changing who owns the tenant until this transaction ends."""
+    await session.execute(select(TenantRow.id).where(TenantRow.id == tenant_id).with_for_update(key_share=True))
+
+
+async def member(session: AsyncSession, tenant_id: UUID, member_id: UUID) -> tuple[MemberRow, PersonRow] | None:
+    query = (
+        select(MemberRow, PersonRow)
+        .join(PersonRow, PersonRow.id == MemberRow.person_id)
+        .where(MemberRow.tenant_id == tenant_id, MemberRow.id == member_id)
+        .execution_options(populate_existing=True)
+    )
+    row = (await session.execute(query)).one_or_none()
+    return None if row is None else (row[0], row[1])
+
+
+async def members(
+    session: AsyncSession, tenant_id: UUID, after: UUID | None, limit: int
+) -> Sequence[tuple[MemberRow, PersonRow]]:
+    """Return members newest first, each with who it is."""
+    query = (
+        select(MemberRow, PersonRow)
+        .join(PersonRow, PersonRow.id == MemberRow.person_id)
+        .where(MemberRow.tenant_id == tenant_id)
+        .order_by(MemberRow.id.desc())
+        .limit(limit)
+    )
+    if after is not None:
+        query = query.where(MemberRow.id < after)
+    return [(row[0], row[1]) for row in (await session.execute(query)).all()]
+
+
+async def other_owners(session: AsyncSession, tenant_id: UUID, person_id: UUID) -> int:
+    """Count the owners of the whole tenant who may sign in, without this person."""
+    query = (
+        select(func.count())
+        .select_from(MemberRow)
+        .join(PersonRow, PersonRow.id == MemberRow.person_id)
+        .where(
+            MemberRow.tenant_id == tenant_id,
+            MemberRow.project_id.is_(None),
+            MemberRow.role == Role.OWNER,
+            MemberRow.status == Status.ACTIVE,
+            MemberRow.person_id != person_id,
+            PersonRow.status == PersonStatus.ACTIVE,
+        )
+    )
+    return (await session.execute(query)).scalar_one()
+
+
+async def delete_member(session: AsyncSession, tenant_id: UUID, member_id: UUID) -> None:
+    await session.execute(delete(MemberRow).where(MemberRow.tenant_id == tenant_id, MemberRow.id == member_id))
+
+
+async def delete_memberships(session: AsyncSession, person_id: UUID) -> None:
+    """Take a person out of every tenant."""
+    await session.execute(delete(MemberRow).where(MemberRow.person_id == person_id))
+
+
+async def revoke_invites_by(
+    session: AsyncSession, person_id: UUID, now: datetime, tenant_id: UUID | None = None
+) -> None:
+    """Revoke the open invites that a person made, all or those into one tenant."""
+    statement = update(InviteRow).where(
+        InviteRow.invited_by == person_id, InviteRow.accepted_at.is_(None), InviteRow.revoked_at.is_(None)
+    )
+    if tenant_id is not None:
+        statement = statement.where(InviteRow.tenant_id == tenant_id)
+    await session.execute(statement.values(revoked_at=now))
+
+
+async def disable_operator_of(session: AsyncSession, person_id: UUID, now: datetime) -> None:
+    await session.execute(
+        update(OperatorRow)
+        .where(OperatorRow.person_id == person_id, OperatorRow.disabled_at.is_(None))
+        .values(disabled_at=now)
+    )

@@ -148,8 +148,6 @@ class PersonRow(Base):
     totp_secret: Mapped[bytes | None] = mapped_column(LargeBinary)
     totp_confirmed_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     totp_last_step: Mapped[int] = mapped_column(BigInteger, server_default="0")
-    failed_attempts: Mapped[int] = mapped_column(server_default="0")
-    locked_until: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     sessions_valid_from: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default="epoch")
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
     deleted_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))

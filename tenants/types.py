@@ -326,6 +326,20 @@ class SignedIn:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenSession:
+    """A session as its person sees it in a list, never its token."""
+
+    id: UUID
+    method: SignInMethod
+    second_factor: bool
+    created_at: datetime
+    seen_at: datetime
+    expires_at: datetime
+    ip: str
+    user_agent: str
+
+
+@dataclass(frozen=True, slots=True)
 class Actor:
     """Who does it, in which request, from which address (as the front door saw it; empty when nobody called)."""
 

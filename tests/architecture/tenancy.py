@@ -12,6 +12,8 @@ ACROSS_TENANTS = {
     "tenants/key_queries.py:mark_used": "the worker notes last uses of many keys; each comes with its tenant",
     "tenants/tenant_queries.py:tenants_to_erase": "the worker walks all closed tenants",
     "tenants/people_queries.py:members_of_person": "who signs in sees their memberships everywhere",
+    "tenants/people_queries.py:delete_memberships": "who is deleted leaves every tenant",
+    "tenants/people_queries.py:revoke_invites_by": "who is deleted has invited nobody, wherever",
     "tenants/people_queries.py:insert_member": "the row brings its tenant",
     "tenants/limit_queries.py:all_rules": "gateways load every limit",
     "tenants/limit_queries.py:rules_on_plan": "gateways follow a changed plan, whatever tenants are on it",

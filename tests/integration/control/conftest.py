@@ -17,6 +17,7 @@ from core.resp import RespClient
 from core.settings import Database, Settings
 from tenants.credentials import Peppers
 from tenants.oidc.clients import Clients
+from tenants.passwords import Cost, Hasher
 from tests.factories.people import SIGNING, Visitor
 from tests.factories.tenants import PEPPER, operator
 
@@ -47,6 +48,7 @@ async def services(settings: Settings, sessions: db.Sessions) -> AsyncIterator[S
         sealing_key=b"\x22" * 32,
         metrics=telemetry.http_metrics(telemetry.create_registry()),
         identity=identity,
+        passwords=Hasher(Cost(memory_kib=64, passes=1)),
     )
     await identity.close()
     await client.close()

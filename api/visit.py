@@ -1,0 +1,132 @@
+"""A browser's call: who it proves to be, and the cookie that it keeps.
+
+No script reads the cookie, no other site's form sends it, and over https nothing else carries it.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Depends
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.deps import Act, get_act, get_caller
+from api.guard import COOKIE, Caller, check_origin
+from api.services import Services, services_of
+from core.db import transaction
+from core.logging import get_logger
+from tenants import sessions, sign_in
+from tenants.sign_in import Candidate
+from tenants.types import SignInMethod
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What came, what leaves, and what it is served with."""
+
+    request: Request
+    response: Response
+    services: Services
+    caller: Caller
+    act: Act
+    now: datetime
+
+    @property
+    def address(self) -> str:
+        """Where it comes from, as the gateway in front of us says."""
+        return self.request.client.host if self.request.client is not None else ""
+
+    def check_origin(self) -> None:
+        """Refuse a page of another site, on routes that nobody is signed in on; the door does it on the others."""
+        check_origin(self.request, self.services)
+
+    async def prove(self, email: str, password: str) -> Candidate:
+        """Return whose address and password these are. The try is counted, the hash compared outside of transactions.
+
+        Raises:
+            PlatformError: unauthenticated for a wrong one and for an unknown address; rate_limited when locked.
+        """
+        async with transaction(self.services.sessions) as session:
+            candidate = await sign_in.begin(
+                session, pepper=self.services.pepper, email=email, address=self.address, now=self.now
+            )
+        await self._compare(candidate, password)
+        return candidate
+
+    async def prove_again(self, password: str) -> None:
+        """The same for who is signed in, before what only they may do; who has no password has proved enough."""
+        services, person_id = self.services, self.caller.person_id
+        async with transaction(services.sessions) as session:
+            candidate = await sign_in.begin_again(
+                session, person_id, pepper=services.pepper, address=self.address, now=self.now
+            )
+        if candidate.password_hash:
+            await self._compare(candidate, password)
+        async with transaction(services.sessions) as session:
+            await sign_in.give_back(session, candidate, pepper=services.pepper, address=self.address, now=self.now)
+
+    async def _compare(self, candidate: Candidate, password: str) -> None:
+        if not await self.services.passwords.matches(candidate.password_hash, password):
+            log.info("sign_in.refused", person_id=candidate.person_id and candidate.person_id.hex)
+            raise sign_in.wrong_password()
+
+    async def open(
+        self,
+        session: AsyncSession,
+        person_id: UUID,
+        *,
+        method: SignInMethod = SignInMethod.PASSWORD,
+        provider_id: UUID | None = None,
+        second_factor: bool = False,
+    ) -> str:
+        """Open a session under a fresh token, which the browser keeps; the one it had ends. Return its X-CSRF-Token."""
+        services = self.services
+        await sessions.end_token(session, self.request.cookies.get(COOKIE, ""), pepper=services.pepper, now=self.now)
+        token = await sessions.open_session(
+            session,
+            person_id,
+            pepper=services.pepper,
+            now=self.now,
+            absolute_s=services.settings.control.session_absolute_s,
+            method=method,
+            provider_id=provider_id,
+            second_factor=second_factor,
+            ip=self.address,
+            user_agent=self.request.headers.get("user-agent", ""),
+        )
+        return self._keep(token)
+
+    async def renew(self, session: AsyncSession, *, second_factor: bool) -> str:
+        """Go on under a fresh token, after a change of what the session has proved. Return its X-CSRF-Token."""
+        token = await sessions.renew(
+            session, self.caller.own, pepper=self.services.pepper, now=self.now, second_factor=second_factor
+        )
+        return self._keep(token)
+
+    def forget(self) -> None:
+        """Have the browser forget the token."""
+        self.response.delete_cookie(COOKIE, path="/", secure=self._secure, httponly=True, samesite="lax")
+
+    def _keep(self, token: str) -> str:
+        max_age = self.services.settings.control.session_absolute_s
+        self.response.set_cookie(
+            COOKIE, token, max_age=max_age, path="/", secure=self._secure, httponly=True, samesite="lax"
+        )
+        return sessions.csrf_token(self.services.signing, token)
+
+    @property
+    def _secure(self) -> bool:
+        return self.request.url.scheme == "https" or self.services.settings.base_url.startswith("https://")
+
+
+def get_visit(request: Request, response: Response) -> Visit:
+    services = services_of(request)
+    return Visit(request, response, services, get_caller(request), get_act(request), services.clock.now())
+
+
+CurrentVisit = Annotated[Visit, Depends(get_visit)]
