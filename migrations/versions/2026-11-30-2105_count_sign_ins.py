@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0011_sign_in"
-down_revision = "0010_plan_prices"
+revision = "0013_sign_in"
+down_revision = "0012_key_secrets"
 branch_labels = None
 depends_on = None
 
