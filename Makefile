@@ -85,6 +85,10 @@ bench: setup-dev ## measure one gateway core (BENCH_DIR=folder of the load gener
 bench-profile: setup-dev ## where the gateway's CPU goes, by stage (PYSPY=path of py-spy)
 	@BENCH_DIR="$(BENCH_DIR)" $(if $(PYSPY),PYSPY="$(PYSPY)") $(BIN)/python -m bench.profile $(ARGS)
 
+.PHONY: bench-hot-path
+bench-hot-path: setup-dev ## calls, interpreter steps and least CPU of one request, in memory (ARGS="--list 60")
+	@$(BIN)/python -m bench.hot_path $(ARGS)
+
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format
 	$(BIN)/ruff check .

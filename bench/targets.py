@@ -125,14 +125,15 @@ def _running(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[byte
         machine.end(process)
 
 
+def body_of(size: int) -> str:
+    """A chat request whose user says so many bytes."""
+    messages = [{"role": "system", "content": "You are helpful."}, {"role": "user", "content": "fox " * (size // 4)}]
+    return json.dumps({"model": PLAIN, "messages": messages, "max_tokens": 64}, separators=(",", ":"))
+
+
 def write_inputs() -> None:
     for name, size in BODIES.items():
-        messages = [
-            {"role": "system", "content": "You are helpful."},
-            {"role": "user", "content": "fox " * (size // 4)},
-        ]
-        body = {"model": PLAIN, "messages": messages, "max_tokens": 64}
-        (BUILD / f"body-{name}.json").write_text(json.dumps(body, separators=(",", ":")), encoding="utf-8")
+        (BUILD / f"body-{name}.json").write_text(body_of(size), encoding="utf-8")
     (BUILD / "keys-reference.txt").write_text(REFERENCE_KEY + "\n", encoding="utf-8")
 
 
