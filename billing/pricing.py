@@ -16,9 +16,9 @@ def rate(usage: TokenUsage, s: PriceSchedule) -> int:
     """
     fresh, cached, written = usage.input_uncached, usage.input_cached, usage.input_cache_write
     output, reasoning = usage.output, usage.reasoning
-    if fresh < 0 or cached < 0 or written < 0 or output < 0 or reasoning < 0:
+    if min(fresh, cached, written, output, reasoning) < 0:
         raise ValueError("a token count is negative")
-    if fresh + cached + written + output + reasoning == 0:
+    if not (fresh or cached or written or output or reasoning):
         return 0
     pico = (
         fresh * s.input

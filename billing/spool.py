@@ -122,7 +122,8 @@ class SpoolWriter:
     def append(self, event: UsageEvent, on_durable: OnDurable) -> None:
         """Hand over an event; `on_durable(ok)` runs on the loop after the flush that holds it.
 
-        False means that the disk took nothing: the event stays in memory and is written when the disk does again.
+        It may be a future's `set_result`, even of one that is done by then. False means that the disk took nothing: the
+        event stays in memory and is written when the disk does again.
 
         Raises:
             ValueError: the event is larger than a frame may be.
@@ -169,14 +170,14 @@ class SpoolWriter:
 
     def _run(self) -> None:
         while True:
-            batch = self._take()
-            if not batch and not self._unwritten:
+            frames, waiters = self._take()
+            if not frames and not self._unwritten:
                 if self._closing:
                     break
                 self._refresh()
                 continue
-            ok = self._flush([frame for frame, _ in batch])
-            self._deliver([waiter for _, waiter in batch], ok=ok)
+            ok = self._flush(frames)
+            self._deliver(waiters, ok=ok)
             self._refresh()
             if not ok:
                 if self._closing:
@@ -189,19 +190,21 @@ class SpoolWriter:
             os.close(self._prepared)
             self._partial().unlink(missing_ok=True)
 
-    def _take(self) -> list[tuple[bytes, OnDurable]]:
+    def _take(self) -> tuple[list[bytes], list[OnDurable]]:
         """Return what has come in, up to a batch; sleeps (at most until the next refresh) when there is nothing."""
         if not self._closing and not self._failing:
             self._wake.acquire(timeout=REFRESH_S)
-        batch: list[tuple[bytes, OnDurable]] = []
-        size = 0
-        while self._pending and size < BATCH_MAX_BYTES:
-            entry = self._pending.popleft()
-            batch.append(entry)
-            size += len(entry[0])
-        if self._pending:  # more than a batch: no turn's end will tell of the rest
+        frames: list[bytes] = []
+        waiters: list[OnDurable] = []
+        pending, size = self._pending, 0
+        while pending and size < BATCH_MAX_BYTES:
+            frame, waiter = pending.popleft()
+            frames.append(frame)
+            waiters.append(waiter)
+            size += len(frame)
+        if pending:  # more than a batch: no turn's end will tell of the rest
             self._wake_up()
-        return batch
+        return frames, waiters
 
     def _flush(self, frames: list[bytes]) -> bool:
         started = time.perf_counter_ns()
@@ -252,8 +255,11 @@ class SpoolWriter:
             return
 
         def run() -> None:
-            for waiter in waiters:
-                waiter(ok)
+            for tell in waiters:
+                try:
+                    tell(ok)
+                except asyncio.InvalidStateError:
+                    continue  # a future whose owner no longer waits
 
         try:
             loop.call_soon_threadsafe(run)

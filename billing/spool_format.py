@@ -15,8 +15,8 @@ to a segment of an earlier run, so whatever is torn at the end of a segment that
 import fcntl
 import os
 import struct
-import zlib
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 
@@ -33,7 +33,8 @@ IDENTITY_NAME = "identity.json"
 CHECKPOINT_NAME = "checkpoint.json"
 POSTER_FOLDER = "poster"  # beside the spools: the lock of the host's one poster, and what it remembers
 
-_encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
+_frame_head = FRAME.pack
+_encode = msgspec.msgpack.Encoder(uuid_format="bytes").encode
 _decoder = msgspec.msgpack.Decoder(UsageEvent)
 
 
@@ -54,18 +55,18 @@ class Identity(msgspec.Struct, frozen=True):
 
 def encode(event: UsageEvent) -> bytes:
     """Return the frame of `event`; an overlong raw usage is cut, so that a frame always fits."""
-    if len(event.raw_usage) > RAW_USAGE_MAX_CHARS:
+    if event.raw_usage and len(event.raw_usage) > RAW_USAGE_MAX_CHARS:
         event = msgspec.structs.replace(event, raw_usage=event.raw_usage[:RAW_USAGE_MAX_CHARS])
-    payload = _encoder.encode(event)
+    payload = _encode(event)
     size = len(payload)
     if size > MAX_PAYLOAD_BYTES:
         raise ValueError(f"a usage event of {size} bytes does not fit the spool")
-    return FRAME.pack(size, zlib.crc32(payload, size)) + payload
+    return _frame_head(size, crc32(payload, size)) + payload
 
 
 def encode_payload(event: UsageEvent) -> bytes:
     """Return the event as a frame carries it."""
-    return _encoder.encode(event)
+    return _encode(event)
 
 
 def decode(payload: bytes) -> UsageEvent:

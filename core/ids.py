@@ -8,7 +8,7 @@ import uuid_utils
 
 from core.errors import ErrorKind, PlatformError
 
-_new, _set = object.__new__, object.__setattr__
+_new, _set, _UNKNOWN = object.__new__, object.__setattr__, SafeUUID.unknown
 
 
 class IdKind(StrEnum):
@@ -43,7 +43,7 @@ def new_uuid() -> UUID:
     """Return a fresh UUIDv7, made without the checks of `UUID`'s own constructor, which cost more than the id."""
     value = _new(UUID)
     _set(value, "int", uuid_utils.uuid7().int)
-    _set(value, "is_safe", SafeUUID.unknown)
+    _set(value, "is_safe", _UNKNOWN)
     return value
 
 

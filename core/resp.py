@@ -128,7 +128,9 @@ class _Connection(asyncio.Protocol):
             _fail(future, RespUnavailable("too many calls in flight" if self._open else "not connected to Valkey"))
             return future
         self._pending.append((future, self._loop.time()))
-        self.write(packed)
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(packed)
         return future
 
     def post(self, packed: bytes) -> None:
@@ -168,7 +170,7 @@ class _Connection(asyncio.Protocol):
                 if isinstance(reply, RespError) and self.on_error is not None:
                     self.on_error(reply)
             elif not future.done():
-                if isinstance(reply, RespError):
+                if type(reply) is RespError:
                     _fail(future, RespUnavailable(str(reply)) if str(reply).startswith(NOT_NOW) else reply)
                 else:
                     future.set_result(reply)

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from core.heads import remember, without_length
+
 CONNECT_TIMEOUT_S = 3.0
 CONNECTS_AT_ONCE = 32
 IDLE_MAX_S = 55.0
@@ -171,12 +173,13 @@ class Connection(asyncio.Protocol):
         self.closing = False
         self.reused = False
         self.idle_since = self.sent_at = 0.0
+        self.silent = True  # no byte of the answer has come
         self._reset()
 
     def _reset(self) -> None:
+        """Begin a new answer."""
         self.content_type = self.retry_after = b""
         self.encoded = self.framed = self.in_body = self.keep_alive = self.whole = False
-        self.silent = True
         self.head_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -186,6 +189,7 @@ class Connection(asyncio.Protocol):
     def send(self, flight: Flight) -> None:
         """Write the whole request at once."""
         self.flight = flight
+        self.silent = True
         self.sent_at = self.pool.now()
         flight.connection = self
         if flight.paused:
@@ -205,7 +209,11 @@ class Connection(asyncio.Protocol):
         if flight is None:  # an engine that speaks unasked cannot be trusted with the next request
             self.close()
             return
-        self.silent = False
+        first, self.silent = self.silent, False
+        if first:
+            if self._recall(flight, data):
+                return
+            self._reset()
         try:
             self.parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -221,7 +229,28 @@ class Connection(asyncio.Protocol):
             self.parts = []
             flight.sink.on_data(parts[0] if len(parts) == 1 else b"".join(parts))
         if self.whole and self.flight is flight:
+            if first:
+                self._learn(data)
             self._complete(flight)
+
+    def _recall(self, flight: Flight, data: bytes) -> bool:
+        """Take an answer that came in one piece with a head that the parser has seen before."""
+        head, begin = without_length(data)
+        known = self.pool.heads.get(head)
+        if known is None:
+            return False
+        self.keep_alive = True
+        sink = flight.sink
+        sink.on_head(*known)
+        sink.on_data(data[begin:])
+        if self.flight is flight:
+            self._complete(flight)
+        return True
+
+    def _learn(self, data: bytes) -> None:
+        head, _ = without_length(data)
+        if self.keep_alive and head.startswith(b"HTTP/1.1 200 "):
+            remember(self.pool.heads, head, (200, self.content_type, self.retry_after))
 
     def eof_received(self) -> None:
         return None  # close: half-open engines are of no use
@@ -301,7 +330,6 @@ class Connection(asyncio.Protocol):
         else:
             if flight.paused:
                 transport.resume_reading()
-            self._reset()
             self.pool.give_back(self)
         flight.finish(None)
 
@@ -324,6 +352,7 @@ class UpstreamPool:
         self._targets: dict[str, Target] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.retries = 0
+        self.heads: dict[bytes, tuple[int, bytes, bytes]] = {}  # of answers to keep a connection for: for `on_head`
 
     def target(self, url: str) -> Target:
         """The one `Target` of this address."""

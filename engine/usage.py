@@ -44,7 +44,8 @@ def normalise(raw: Mapping[str, Any]) -> TokenUsage:
     Raises:
         UsageRejected: a part is missing, negative, not a whole number, or does not fit into its total.
     """
-    report = _report(raw)
+    usage = raw.get("usage")
+    report = usage if type(usage) is dict and raw.get("timings") is None else _report(raw)
     prompt, completion = _totals(report)
     if _PARTED.isdisjoint(report):
         return TokenUsage(prompt, 0, 0, completion, 0)
@@ -76,6 +77,15 @@ def _report(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _totals(report: Mapping[str, Any]) -> tuple[int, int]:
     """Return prompt and completion tokens, as the engine totals them."""
+    totals: tuple[Any, Any, Any] = (
+        report.get("prompt_tokens"),
+        report.get("completion_tokens"),
+        report.get("total_tokens"),
+    )
+    prompt, completion, total = totals
+    whole = type(prompt) is type(completion) is type(total) is int and total == prompt + completion
+    if whole and 0 <= prompt <= TOKENS_MAX and 0 <= completion <= TOKENS_MAX:
+        return prompt, completion  # nearly every report; what is odd is looked at one by one
     prompt = _count(report, "prompt_tokens")
     if prompt is None:
         return _timed_totals(report)

@@ -70,7 +70,12 @@ class ColdExchange:
             await app(self._scope(), self.receive, self.send)
         except Exception as bug:  # noqa: BLE001 - the edge of the app: the client gets a 500, the log the reason
             self._connection.gateway.metrics.add("internal_errors_total")
-            _log.error("request.failed", path=self._head.path[:200], error=type(bug).__name__, exc_info=bug)
+            _log.error(
+                "request.failed",
+                path=self._head.path[:200].decode("ascii", "replace"),
+                error=type(bug).__name__,
+                exc_info=bug,
+            )
         if self._gone:
             return
         if not self._started:
@@ -81,17 +86,18 @@ class ColdExchange:
 
     def _scope(self) -> dict[str, Any]:
         head = self._head
+        path = head.path.decode("ascii", "replace")
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": head.version,
             "method": head.method.decode("ascii"),
             "scheme": "http",
-            "path": unquote(head.path),
-            "raw_path": head.path.encode("ascii", "replace"),
+            "path": unquote(path),
+            "raw_path": path.encode("ascii", "replace"),
             "query_string": head.query,
             "root_path": "",
-            "headers": head.headers,
+            "headers": [(name.lower(), value) for name, value in head.headers],
             "client": (self._client_ip, 0),
             "server": None,
             "state": {},
@@ -149,7 +155,7 @@ class ColdExchange:
         length = next((value for name, value in headers if name.lower() == b"content-length"), None)
         self._left = int(length) if length is not None and not bodyless else -1
         if not self._complete:
-            head.keep_alive = False  # the rest of the request's body is not waited for, and the answer says so
+            connection.keep_alive = False  # the rest of the request's body is not waited for, and the answer says so
         lines = [wire.status_line(status), connection.gateway.date_line]
         lines.extend(b"%b: %b\r\n" % (name, value) for name, value in headers)
         if length is None and not bodyless:
@@ -157,8 +163,8 @@ class ColdExchange:
             if self._chunked:
                 lines.append(b"Transfer-Encoding: chunked\r\n")
             else:
-                head.keep_alive = False
-        if not head.keep_alive:
+                connection.keep_alive = False
+        if not connection.keep_alive:
             lines.append(b"Connection: close\r\n")
         lines.append(b"\r\n")
         self._pending = b"".join(lines)
@@ -171,7 +177,7 @@ class ColdExchange:
             body = body[: self._left]
             self._left -= len(body)
             if not more and self._left:
-                self._head.keep_alive = False  # shorter than announced: only the end of the connection can say so
+                self._connection.keep_alive = False  # shorter than announced: only the end of the connection can say so
         if self._chunked:
             if body:
                 out += b"%x\r\n%b\r\n" % (len(body), body)

@@ -101,7 +101,7 @@ class ColdApp:
 
     def _caller(self, headers: dict[bytes, bytes], scope: dict[str, Any]) -> Principal:
         gateway = self._gateway
-        key = bearer_of(headers.get(b"authorization", b""))
+        key = bearer_of(headers.get(b"authorization", b"")).decode("latin-1")
         if not key:
             raise access.missing_key(key)
         found = digest(gateway.pepper, key)

@@ -24,9 +24,11 @@ def output_tokens(call: Call, model: ServedModel) -> int:
 
 def impossible(usage: TokenUsage, call: Call, model: ServedModel) -> str:
     """Return why an engine's report cannot be true of this call; an empty string when it can."""
-    if usage.input_total > max(model.context_max, call.size + model.template_tokens):
+    most, tokens = model.context_max, usage.input_total
+    if tokens > most and tokens > call.size + model.template_tokens:
         return "more input tokens than the context and the body allow"
-    if usage.output_total > model.context_max * max(call.choices, 1):
+    tokens = usage.output_total
+    if tokens > most and tokens > most * call.choices:
         return "more output tokens than the context allows"
     return ""
 

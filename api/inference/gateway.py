@@ -15,6 +15,7 @@ from api.inference.metrics import Metrics
 from api.inference.ports import Admission, Spool, States
 from api.inference.refusals import Refusals
 from api.inference.request import Call
+from api.inference.wire import Head
 from core.clock import Clock
 from core.settings import Gateway as GatewaySettings
 from engine.client import UpstreamPool
@@ -31,28 +32,34 @@ Inspector = Callable[[Principal, Call], Awaitable[None]]
 
 
 class Waiters:
-    """Futures with one common patience: a first-in-first-out line and at most one timer."""
+    """Futures with one common patience, kept by the quarter of it in which they came, and at most one timer."""
+
+    QUARTERS = 4
 
     def __init__(self, loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
         self._loop = loop
-        self._patience_s = patience_s
-        self._line: deque[tuple[float, asyncio.Future[str]]] = deque()
+        self._quarter_s = patience_s / self.QUARTERS
+        self._newest: list[asyncio.Future[Any]] = []
+        self._older: deque[list[asyncio.Future[Any]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, waiter: "asyncio.Future[str]") -> None:
-        """`waiter` gets ``"late"`` unless it is done by then."""
-        self._line.append((self._loop.time() + self._patience_s, waiter))
+    def add(self, waiter: "asyncio.Future[Any]") -> None:
+        """`waiter` gets None when the patience is over, or up to a quarter later, unless it is done by then."""
+        self._newest.append(waiter)
         if self._timer is None:
-            self._timer = self._loop.call_later(self._patience_s, self._expire)
+            self._timer = self._loop.call_later(self._quarter_s, self._turn)
 
-    def _expire(self) -> None:
-        now = self._loop.time()
-        line = self._line
-        while line and (line[0][0] <= now or line[0][1].done()):
-            waiter = line.popleft()[1]
-            if not waiter.done():
-                waiter.set_result("late")
-        self._timer = self._loop.call_at(line[0][0], self._expire) if line else None
+    def _turn(self) -> None:
+        older, newest = self._older, self._newest
+        if len(older) == self.QUARTERS:
+            for waiter in older.popleft():
+                if not waiter.done():
+                    waiter.set_result(None)
+        self._newest = []
+        older.append(newest)
+        self._timer = self._loop.call_later(self._quarter_s, self._turn) if any(older) else None
+        if self._timer is None:
+            older.clear()
 
 
 class RetryBudget:
@@ -101,6 +108,7 @@ class Gateway:
     retries: RetryBudget = field(default_factory=RetryBudget)
     turns: Iterator[int] = field(default_factory=itertools.count)  # equal replicas take turns
     seen_limits: SeenLimits = field(default_factory=SeenLimits)
+    heads: dict[bytes, tuple[Head, str, bool]] = field(default_factory=dict)  # by shape: endpoint, kept alive
     durable: Waiters = field(init=False)
     refusals: Refusals = field(init=False)
     date_line: bytes = b""

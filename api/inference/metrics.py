@@ -3,6 +3,8 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
+from core.usage import TokenUsage
+
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 DELAY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
 GAP_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -75,6 +77,23 @@ class Metrics:
         key = (endpoint, status)
         requests = self.requests
         requests[key] = requests.get(key, 0) + 1
+
+    def served(self, endpoint: str, status: int, took_s: float) -> None:
+        """One inference request, however it ended."""
+        key, duration = (endpoint, status), self.duration
+        self.requests[key] = self.requests.get(key, 0) + 1
+        duration.counts[bisect_left(duration.bounds, took_s)] += 1
+        duration.total += took_s
+
+    def billed(self, outcome: str, usage: TokenUsage, first_byte_s: float | None) -> None:
+        """One generation; `first_byte_s` is None when none came."""
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+        tokens, cached = self.tokens, usage.input_cached
+        tokens["input"] += usage.input_uncached + cached + usage.input_cache_write
+        tokens["input_cached"] += cached
+        tokens["output"] += usage.output + usage.reasoning
+        if first_byte_s is not None:
+            self.ttft.observe(first_byte_s)
 
     def add(self, name: str, step: int = 1) -> None:
         self.counters[name] += step

@@ -11,7 +11,7 @@ from api.inference.admit import admit
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Job, Request
 from api.inference.request import parse
-from api.inference.route import route
+from api.inference.route import route, wake
 from api.inference.stream import stream
 from core.errors import PlatformError
 
@@ -38,13 +38,13 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
         # 4. admit: every limit and the money hold, all or nothing; may wait in the queue.
         job.grant = await admit(gateway, job, request)
         # 5. route: a replica that answers, waking one if all sleep.
-        target = await route(gateway, job)
+        target = route(gateway, job) or await wake(gateway, job)
         if gateway.directory.principals.get(request.digest) is not principal:  # its rights changed while it waited
             authenticate(gateway.directory, request.digest, clock.now_us(), request.client_ip)
         # 6. stream: from the engine to the client by direct calls; on another replica when no byte came.
         await stream(gateway, job, target, client)
         if job.relay is not None and job.relay.retryable:
-            other = await route(gateway, job, besides=target)
+            other = route(gateway, job, besides=target) or await wake(gateway, job)
             if other is not target and gateway.retries.spend():
                 await stream(gateway, job, other, client)
     except PlatformError as refusal:

@@ -6,15 +6,14 @@ further (`_cut`), so nothing behind a request is looked at before its turn.
 """
 
 import asyncio
-import hashlib
 from enum import IntEnum
 from typing import Any, cast
 
 import httptools
 
 from api.inference import errors, wire
-from api.inference.access import authenticate, missing_key, older_digest
 from api.inference.bridge import ColdExchange
+from api.inference.door import DISCARD_MAX, learn, recall, request_of
 from api.inference.gateway import Gateway
 from api.inference.job import Request
 from api.inference.pipeline import serve
@@ -23,16 +22,15 @@ from core.errors import PlatformError
 from core.ids import IdKind, format_id
 
 HOT = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/v1/embeddings": "embeddings",
-    "/tokenize": "tokenize",
+    b"/v1/chat/completions": "chat",
+    b"/v1/completions": "completions",
+    b"/v1/embeddings": "embeddings",
+    b"/tokenize": "tokenize",
 }
 NEW_S, HEAD_S, BODY_S, IDLE_S = 5.0, 10.0, 60.0, 75.0
 LINGER_S = 2.0  # after a refusal: let the client read it before the connection goes
 STALLED_S = 60.0  # a client that takes nothing for so long is gone
 STASH_MAX = 64 * 1024
-DISCARD_MAX = 64 * 1024  # a refused request's body up to this size is read and dropped, and the connection lives
 CUTS_MAX = 2000  # places in one chunked body that look like its end; each costs a call of the parser
 NEVER = float("inf")
 _END = b"\r\n\r\n"
@@ -46,6 +44,9 @@ class Phase(IntEnum):
     BODY = 2
     BUSY = 3  # the answer
     LINGER = 4  # the client to leave
+
+
+IDLE, HEAD, BODY, BUSY, LINGER = Phase  # as names of their own: a member of an enum is looked up anew each time
 
 
 class InferenceProtocol(asyncio.Protocol):
@@ -66,6 +67,7 @@ class InferenceProtocol(asyncio.Protocol):
         "head",
         "head_bytes",
         "head_done",
+        "keep_alive",
         "message_done",
         "parser",
         "pending_head",
@@ -90,23 +92,23 @@ class InferenceProtocol(asyncio.Protocol):
         self.server = connections
         self.tasks = tasks
         self.parser = httptools.HttpRequestParser(self)
-        self.phase = Phase.IDLE
+        self.phase = IDLE
         self.deadline = gateway.now + NEW_S
-        self.gone = False
-        self.feeding = False
+        self.gone = self.feeding = False
         self.stash = b""
         self.task: asyncio.Task[None] | None = None
         self.flow: Any = None
         self.write_paused = False
         self.writable: asyncio.Future[None] | None = None
         self.client_ip = ""
+        self.request: Request | None = None
+        self.cold: ColdExchange | None = None
         self._fresh()
 
     def _fresh(self) -> None:
-        """Forget the last request."""
+        """Begin a new request."""
         self.head = Head()
-        self.request: Request | None = None
-        self.cold: ColdExchange | None = None
+        self.keep_alive = True
         self.refusal: PlatformError | None = None
         self.body: bytes | bytearray = b""
         self.body_size = self.head_bytes = self.remaining = self.cuts = 0
@@ -149,14 +151,14 @@ class InferenceProtocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.write_paused = True
-        if self.phase is Phase.BUSY:
+        if self.phase is BUSY:
             self.deadline = self.gateway.now + STALLED_S
         if self.flow is not None:
             self.flow.pause()
 
     def resume_writing(self) -> None:
         self.write_paused = False
-        if self.phase is Phase.BUSY:
+        if self.phase is BUSY:
             self.deadline = NEVER
         if self.flow is not None:
             self.flow.resume()
@@ -164,12 +166,23 @@ class InferenceProtocol(asyncio.Protocol):
             self.writable.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        if self.phase is Phase.BUSY or self.stash:
+        if self.phase is BUSY or self.stash:
             self.stash += data
             if len(self.stash) > STASH_MAX:
                 self.transport.pause_reading()
-        elif self.phase is not Phase.LINGER:
+        elif self.phase is not LINGER and not (self.phase is IDLE and self._recall(data)):
             self._feed(data)
+
+    def _recall(self, data: bytes) -> bool:
+        """Serve a whole request like one that was let in before; False: it must be parsed."""
+        found = recall(self.gateway, data, self.client_ip)
+        if found is None:
+            return False
+        self.request, self.keep_alive = found
+        self.head = self.request.head
+        self.settling, self.message_done, self.refusal, self.pending_head = False, True, None, None
+        self._serve(self.request)
+        return True
 
     # ---- feeding the parser, never beyond one message
 
@@ -179,13 +192,14 @@ class InferenceProtocol(asyncio.Protocol):
         try:
             while at < size and not self.gone:
                 phase = self.phase
-                if phase is Phase.BUSY:
+                if phase is BUSY:
                     self.stash = data[at:]
                     return
-                if phase is Phase.LINGER:
+                if phase is LINGER:
                     return
-                if phase is Phase.IDLE:
-                    self.phase = Phase.HEAD
+                if phase is IDLE:
+                    self._fresh()
+                    self.phase = HEAD
                     self.deadline = self.gateway.now + HEAD_S
                 cut = self._cut(data, at)
                 piece = data if cut - at == size else data[at:cut]
@@ -207,11 +221,15 @@ class InferenceProtocol(asyncio.Protocol):
             if across >= 0:
                 return at + across + 4 - len(carry)
         found = data.find(_END, at)
-        if found >= 0:
-            self.cuts += 1
-            return found + 4
-        self.carry = (carry + data[max(at, len(data) - 3) :])[-3:]
-        return len(data)
+        if found < 0:
+            self.carry = (carry + data[max(at, len(data) - 3) :])[-3:]
+            return len(data)
+        self.cuts += 1
+        end, behind = found + 4, len(data) - found - 4
+        if behind and not self.head_done and b"\r\nContent-Length: %d\r\n" % behind in data[at:end]:
+            self.head_bytes -= behind
+            return len(data)  # the usual request: head and body in one piece, and nothing behind them
+        return end
 
     def _feed_piece(self, piece: bytes) -> bool:
         """Whether the connection can go on."""
@@ -231,8 +249,11 @@ class InferenceProtocol(asyncio.Protocol):
             self.gateway.metrics.add("bad_requests_total")
             self._refuse(self.refusal or errors.invalid("This is not a valid HTTP/1.1 request."))
             return False
-        if self.head_done and self.phase is Phase.HEAD and not self._head_complete():
-            return False
+        if self.head_done and self.phase is HEAD:
+            if not self._head_complete():
+                return False
+            if self.message_done and self.request is not None:
+                learn(self.gateway, piece, self.request, keep_alive=self.keep_alive)
         if self.message_done:
             self._dispatch()
         return not self.gone
@@ -243,19 +264,14 @@ class InferenceProtocol(asyncio.Protocol):
         self.head.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        headers = self.head.headers
-        if self.head_done or len(headers) >= wire.HEADERS_MAX:
-            if self.head_done:
-                return  # trailers mean nothing here
-            self.refusal = errors.headers_too_large()
-            raise ValueError("too many headers")
-        headers.append((name.lower(), value))
+        if not self.head_done:  # trailers mean nothing here
+            self.head.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         head, parser = self.head, self.parser  # the parser forgets these with the message
         head.method = parser.get_method()
         head.version = parser.get_http_version()
-        head.keep_alive = parser.should_keep_alive() and head.version == "1.1"
+        self.keep_alive = parser.should_keep_alive() and head.version == "1.1"
         head.upgrade = parser.should_upgrade()
         self.head_done = True
 
@@ -266,7 +282,7 @@ class InferenceProtocol(asyncio.Protocol):
             raise ValueError("body too large")
         if self.cold is not None:
             self.cold.body(part)
-        elif self.request is not None:
+        elif self.request is not None or self.phase is HEAD:  # it came in one piece with the head
             self._keep(part)
 
     def _keep(self, part: bytes) -> None:
@@ -292,63 +308,54 @@ class InferenceProtocol(asyncio.Protocol):
             gateway.metrics.add("bad_requests_total")
             self._refuse(error)
             return False
-        self.remaining = max(head.length, 0)
-        self.phase = Phase.BODY
+        self.remaining = 0 if head.length < 0 else head.length - self.body_size
+        self.phase = BODY
         self.deadline = gateway.now + BODY_S
         endpoint = HOT.get(head.path)
         if endpoint is None or head.method == b"OPTIONS":
             self._begin_cold()
             return not self.gone
         try:
-            self.request = self._begin_hot(endpoint)
+            self.request = request_of(gateway, head, endpoint, self.client_ip)
         except PlatformError as error:
-            if head.length < 0 or head.length > DISCARD_MAX or b"expect" in head.noted:
+            if head.length < 0 or head.length > DISCARD_MAX or head.expects:
                 self._refuse(error)
                 return False
-            self.refusal = error
-        if b"expect" in head.noted and not self.message_done:
+            self.refusal, self.body = error, b""
+        if head.expects and not self.message_done:
             self.transport.write(wire.CONTINUE)
         return True
-
-    def _begin_hot(self, endpoint: str) -> Request:
-        """The key is looked at before a byte of the body is kept or asked for."""
-        head, gateway = self.head, self.gateway
-        if head.method != b"POST":
-            raise errors.method_not_allowed("POST")
-        if head.noted.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise errors.unsupported_encoding()
-        key = wire.bearer(head)
-        if not key:
-            raise missing_key(key)
-        digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32, key=gateway.pepper).digest()
-        client_ip = wire.client_address(head, self.client_ip, gateway.settings.trusted_proxies)
-        if digest not in gateway.directory.principals and gateway.directory.loaded:
-            digest = older_digest(gateway, key, digest)
-        if not 0 <= head.length <= DISCARD_MAX or b"expect" in head.noted:  # `serve` looks at it once more
-            authenticate(gateway.directory, digest, gateway.clock.now_us(), client_ip)
-        return Request(head, endpoint, digest, client_ip)
 
     def _begin_cold(self) -> None:
         gateway, head = self.gateway, self.head
         gateway.metrics.add("cold_requests_total")
         client_ip = wire.client_address(head, self.client_ip, gateway.settings.trusted_proxies)
-        self.cold = cold = ColdExchange(self, head, client_ip, expect=b"expect" in head.noted)
+        self.cold = cold = ColdExchange(self, head, client_ip, expect=head.expects)
+        if self.body:
+            cold.body(bytes(self.body))
+            self.body = b""
         self.task = task = gateway.loop.create_task(cold.run(gateway.cold_app))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     def _dispatch(self) -> None:
         """The whole message is here."""
-        self.phase = Phase.BUSY
+        if self.request is not None and self.refusal is None:
+            self.request.body = bytes(self.body)  # the same object when it is bytes
+            self.body = b""
+            self._serve(self.request)
+            return
+        self.phase = BUSY
         self.deadline = NEVER
         if self.cold is not None:
             self.cold.body_complete()
         elif self.refusal is not None:
             self._answer_refusal(self.refusal)
-        elif self.request is not None:
-            self.request.body = bytes(self.body)  # the same object when it is bytes
-            self.body = b""
-            self.task = self.gateway.loop.create_task(serve(self.gateway, self.request, self))
+
+    def _serve(self, request: Request) -> None:
+        self.phase = BUSY
+        self.deadline = NEVER
+        self.task = self.gateway.loop.create_task(serve(self.gateway, request, self))
 
     def _answer_refusal(self, error: PlatformError) -> None:
         self.gateway.metrics.count("refused", errors.status_of(error))
@@ -366,7 +373,7 @@ class InferenceProtocol(asyncio.Protocol):
 
     def _refuse(self, error: PlatformError) -> None:
         """Answer and end: what follows on this connection cannot be trusted, or is not wanted."""
-        self.head.keep_alive = False
+        self.keep_alive = False
         if self.cold is not None:
             self.cold.disconnect()  # whatever the app may still say, this is the one answer
         self._answer_refusal(error)
@@ -380,12 +387,12 @@ class InferenceProtocol(asyncio.Protocol):
         self.task = None
         if self.gone:
             return
-        if not self.head.keep_alive or self.gateway.draining or not self.message_done:
+        if not self.keep_alive or self.gateway.draining or not self.message_done:
             self._linger()
             return
-        self.phase = Phase.IDLE
+        self.phase = IDLE
         self.deadline = self.gateway.now + IDLE_S
-        self._fresh()
+        self.request = None
         if self.stash and not self.feeding:
             data, self.stash = self.stash, b""
             if len(data) > STASH_MAX:
@@ -396,10 +403,10 @@ class InferenceProtocol(asyncio.Protocol):
         """Say that no more comes, and give the client a moment to read before the connection goes."""
         transport = self.transport
         if self.message_done and not self.stash:
-            self.phase = Phase.LINGER
+            self.phase = LINGER
             transport.close()
             return
-        self.phase = Phase.LINGER
+        self.phase = LINGER
         self.deadline = self.gateway.now + LINGER_S
         self.stash = b""
         if transport.can_write_eof():
@@ -421,18 +428,13 @@ class InferenceProtocol(asyncio.Protocol):
         """A whole answer."""
         if self.gone:
             return
-        self._common(extra, status, body)
-        self.next_request()
-
-    def _common(self, extra: bytes, status: int, body: bytes) -> None:
         gateway, head = self.gateway, self.head
         if gateway.settings.cors_origins:
             extra += wire.cors_lines(head, gateway.settings.cors_origins)
-        keep_alive = head.keep_alive and not gateway.draining
-        lines = wire.plain_head(
-            status, b"application/json", len(body), gateway.date_line + extra, keep_alive=keep_alive
-        )
+        keep_alive = self.keep_alive and not gateway.draining
+        lines = wire.plain_head(status, len(body), gateway.date_line, extra, keep_alive=keep_alive)
         self.transport.write(lines if head.method == b"HEAD" else lines + body)
+        self.next_request()
 
     def abandon(self) -> None:
         """No answer, or no end of one, will come."""
@@ -444,9 +446,9 @@ class InferenceProtocol(asyncio.Protocol):
             extra += wire.cors_lines(self.head, self.gateway.settings.cors_origins)
         head = self.head
         chunked = head.version == "1.1"
-        head.keep_alive = head.keep_alive and chunked
+        self.keep_alive = self.keep_alive and chunked
         self.pending_head = wire.stream_head(
-            self.gateway.date_line + extra, chunked=chunked, keep_alive=head.keep_alive
+            self.gateway.date_line + extra, chunked=chunked, keep_alive=self.keep_alive
         )
 
     def stream(self, data: bytes) -> None:
@@ -477,18 +479,18 @@ class InferenceProtocol(asyncio.Protocol):
         if now < self.deadline:
             return
         self.gateway.metrics.add("timeouts_total")
-        if (self.phase is Phase.HEAD or self.phase is Phase.BODY) and self.cold is None:
+        if (self.phase is HEAD or self.phase is BODY) and self.cold is None:
             self._refuse(errors.request_timeout())
             return
-        if self.phase is Phase.BUSY or self.phase is Phase.LINGER:
+        if self.phase is BUSY or self.phase is LINGER:
             self.transport.abort()
         else:
             self.transport.close()
 
     def shutdown(self) -> None:
         """Uvicorn stops: an idle connection closes, a busy one after its answer."""
-        self.head.keep_alive = False
-        if self.phase is Phase.IDLE:
+        self.keep_alive = False
+        if self.phase is IDLE:
             self.transport.close()
 
     async def drained(self) -> None:

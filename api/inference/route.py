@@ -3,32 +3,34 @@
 from api.inference import errors
 from api.inference.gateway import Gateway
 from api.inference.job import Job
-from catalog.types import DeploymentKind, ServedModel
+from catalog.types import DeploymentKind
 from engine.client import Target
 from knative.types import DeploymentState, ReplicaState
 from scheduler.router import pick
 
+EXTERNAL = DeploymentKind.EXTERNAL
 ANSWERING = frozenset({ReplicaState.READY, ReplicaState.IDLE})
 
 
-async def route(gateway: Gateway, job: Job, *, besides: Target | None = None) -> Target:
-    """Return the replica to ask, another one than `besides` when there is another.
-
-    Raises:
-        PlatformError: MODEL_LOADING when it was not ready within the caller's patience; MODEL_BUSY when too many wait.
-    """
+def route(gateway: Gateway, job: Job, *, besides: Target | None = None) -> Target | None:
+    """Return the replica to ask, another one than `besides` when there is another; None when all sleep."""
     model = job.offer.model
-    if model.kind is DeploymentKind.EXTERNAL:
+    if model.kind is EXTERNAL:
         return gateway.pool.target(model.base_url)
     state = gateway.states.current(model.deployment_id)
     if state is None or state.state not in ANSWERING or not state.endpoints:
-        state = await _wait_for_wake(gateway, job, model)
+        return None
     targets = [gateway.pool.target(endpoint.url) for endpoint in state.endpoints]
     return pick(targets, besides=besides, turn=next(gateway.turns))
 
 
-async def _wait_for_wake(gateway: Gateway, job: Job, model: ServedModel) -> DeploymentState:
-    held = gateway.held
+async def wake(gateway: Gateway, job: Job) -> Target:
+    """Return a replica once one is awake.
+
+    Raises:
+        PlatformError: MODEL_LOADING when it was not ready within the caller's patience; MODEL_BUSY when too many wait.
+    """
+    model, held = job.offer.model, gateway.held
     waiting = held.get(model.deployment_id, 0)
     if waiting >= model.waiting_max:
         raise errors.model_busy()
@@ -44,4 +46,4 @@ async def _wait_for_wake(gateway: Gateway, job: Job, model: ServedModel) -> Depl
             del held[model.deployment_id]
     if state.state not in ANSWERING or not state.endpoints:
         raise errors.model_loading(state.eta_s, round(patience_s))
-    return state
+    return pick([gateway.pool.target(endpoint.url) for endpoint in state.endpoints], turn=next(gateway.turns))

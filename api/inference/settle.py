@@ -1,5 +1,6 @@
 """Stage seven: on every ending give back what was taken, charge what was used, and let the last byte go."""
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from engine.usage import UsageRejected, normalise
 RAW_USAGE_MAX = 2000
 CLIENT_LEFT = PlatformError("CLIENT_LEFT", ErrorKind.INVALID, "The client closed the connection.")
 CLIENT_LEFT_STATUS = 499  # only ever in logs and events: nobody is there to read it
+COMPLETED, UPSTREAM_ERROR, ENGINE = Outcome.COMPLETED, Outcome.UPSTREAM_ERROR, CountSource.ENGINE  # looked up once
 
 _log = structlog.get_logger("gateway")
 
@@ -30,7 +32,7 @@ class Bill(msgspec.Struct, frozen=True, gc=False):
 
     outcome: Outcome
     usage: TokenUsage = NO_USAGE
-    source: CountSource = CountSource.ENGINE
+    source: CountSource = ENGINE
     pico: int = 0
     quarantine: str = ""
     raw_usage: str = ""
@@ -45,9 +47,9 @@ async def settle(gateway: Gateway, job: Job, request: Request, client: Client, e
     bill = None
     if relay is not None and job.call.endpoint != "tokenize":  # which costs nothing and is no generation
         bill = make_bill(job, relay, error) or await counted_bill(gateway, job, relay, error)
-        if error is None and bill.outcome is Outcome.UPSTREAM_ERROR:
+        if error is None and bill.outcome is UPSTREAM_ERROR:
             error = errors.upstream_error()  # it said 200, and what came is no answer
-    status = CLIENT_LEFT_STATUS if error is CLIENT_LEFT else errors.status_of(error) if error else 200
+    status = 200 if error is None else CLIENT_LEFT_STATUS if error is CLIENT_LEFT else errors.status_of(error)
     durable = record(gateway, job, bill, status) if bill is not None else None
     grant, job.grant = job.grant, None
     if grant is not None:
@@ -55,7 +57,8 @@ async def settle(gateway: Gateway, job: Job, request: Request, client: Client, e
         gateway.admission.release(grant, charge_nano, *tokens_used(job, relay, bill))
     if durable is not None and not client.gone:
         gateway.durable.add(durable)
-        note_durable(gateway, await durable)
+        if not await durable:
+            note_not_durable(gateway, durable)
     if not client.gone:
         answer(gateway, job, client, relay, bill, error)
     note(gateway, job, request, bill, status, error)
@@ -76,24 +79,23 @@ def tokens_used(job: Job, relay: Relay | None, bill: Bill | None) -> tuple[int, 
 def make_bill(job: Job, relay: Relay, error: PlatformError | None) -> Bill | None:
     """Judge the ending, and rate what was used at the price frozen in stage two; None when it has to be counted."""
     events = relay.events if isinstance(relay, StreamRelay) else None
+    outcome = COMPLETED
     if error is CLIENT_LEFT or relay.revoked_by is not None:
         outcome = Outcome.CLIENT_ABORT
     elif error is not None:
-        return Bill(Outcome.TIMEOUT if error.code == "UPSTREAM_TIMEOUT" else Outcome.UPSTREAM_ERROR)
-    else:
-        outcome = Outcome.COMPLETED
+        return Bill(Outcome.TIMEOUT if error.code == "UPSTREAM_TIMEOUT" else UPSTREAM_ERROR)
     if events is not None:
         upstream_id, report = events.upstream_id, events.report
     else:
         facts = read_answer(b"".join(relay.body)) if relay.status == 200 else None
-        if facts is None and outcome is Outcome.COMPLETED:
-            return Bill(Outcome.UPSTREAM_ERROR)
+        if facts is None and outcome is COMPLETED:
+            return Bill(UPSTREAM_ERROR)
         upstream_id = facts.id[:200] if facts is not None and type(facts.id) is str else ""
         report = {"usage": facts.usage, "timings": facts.timings} if facts is not None and facts.usage else None
     if report is not None:
         return _engine_bill(job, outcome, report, upstream_id)
     deltas = events.deltas if events is not None else 0
-    if outcome is Outcome.COMPLETED and not deltas:
+    if outcome is COMPLETED and not deltas:
         return Bill(outcome, quarantine="the engine reported no usage", upstream_id=upstream_id)
     if not deltas:
         return Bill(outcome, upstream_id=upstream_id)  # left before anything was generated: nothing is charged
@@ -107,7 +109,7 @@ def _engine_bill(job: Job, outcome: Outcome, report: dict[str, Any], upstream_id
     except (UsageRejected, ValueError) as rejection:
         raw = msgspec.json.encode(report.get("usage")).decode("utf-8", "replace")[:RAW_USAGE_MAX]
         return Bill(outcome, quarantine=str(rejection)[:200], raw_usage=raw, upstream_id=upstream_id)
-    return Bill(outcome, usage, CountSource.ENGINE, pico, upstream_id=upstream_id)
+    return Bill(outcome, usage, ENGINE, pico, upstream_id=upstream_id)
 
 
 def believable(report: dict[str, Any], job: Job) -> TokenUsage:
@@ -128,7 +130,7 @@ async def counted_bill(gateway: Gateway, job: Job, relay: Relay, error: Platform
     When even that fails the prompt is not charged: an estimate is an upper bound, and a bill must never be above
     what was used.
     """
-    outcome = Outcome.COMPLETED if error is None else Outcome.CLIENT_ABORT
+    outcome = COMPLETED if error is None else Outcome.CLIENT_ABORT
     deltas, upstream_id = (relay.events.deltas, relay.events.upstream_id) if isinstance(relay, StreamRelay) else (0, "")
     gateway.metrics.add("usage_counted_by_gateway_total")
     prompt = await count_prompt(gateway, job)
@@ -141,9 +143,9 @@ async def counted_bill(gateway: Gateway, job: Job, relay: Relay, error: Platform
 
 
 def record(gateway: Gateway, job: Job, bill: Bill, status: int) -> Any:
-    """Hand the usage event to the spool; returns a future of ``"ok"``, ``"failed"`` or ``"late"``."""
+    """Hand the usage event to the spool; returns a future: True on disk, False refused by it, None after too long."""
     offer, call, relay = job.offer, job.call, job.relay
-    principal, model, schedule = offer.principal, offer.model, job.offer.schedule
+    principal, model, schedule = offer.principal, offer.model, offer.schedule
     first_at = relay.first_at if relay is not None else 0.0
     event = UsageEvent(
         job.id,
@@ -172,20 +174,14 @@ def record(gateway: Gateway, job: Job, bill: Bill, status: int) -> Any:
         bill.quarantine,
         bill.raw_usage,
     )
-    waiter = gateway.loop.create_future()
-
-    def on_durable(ok: bool) -> None:
-        if not waiter.done():
-            waiter.set_result("ok" if ok else "failed")
-
-    gateway.spool.append(event, on_durable)
-    return waiter
+    durable = gateway.loop.create_future()
+    gateway.spool.append(event, durable.set_result)
+    return durable
 
 
-def note_durable(gateway: Gateway, result: str) -> None:
+def note_not_durable(gateway: Gateway, durable: "asyncio.Future[bool | None]") -> None:
     """The wait is bounded by the settings: then the answer goes, and that is counted."""
-    if result != "ok":
-        gateway.metrics.add("spool_late_total" if result == "late" else "spool_failed_total")
+    gateway.metrics.add("spool_late_total" if durable.result() is None else "spool_failed_total")
 
 
 # ---- the answer
@@ -208,10 +204,7 @@ def answer(  # noqa: PLR0917 - a leaf of settle, which has all of it
     elif relay is not None:
         extra = stream.stream_headers(job)
         if bill is not None:
-            extra += b"X-Tidegate-Cost: %b %b\r\n" % (
-                format_pico(bill.pico).encode(),
-                job.offer.schedule.currency.encode(),
-            )
+            extra += f"X-Tidegate-Cost: {format_pico(bill.pico)} {job.offer.schedule.currency}\r\n".encode()
         client.respond(200, public_body(job, relay), extra)
 
 
@@ -261,30 +254,22 @@ def note(  # noqa: PLR0917 - one line of the log needs all of it
 ) -> None:
     """Count it and write the access line. No prompt, no answer, no key."""
     metrics = gateway.metrics
-    duration = gateway.clock.monotonic() - job.started
-    metrics.count(request.endpoint, status)
-    metrics.duration.observe(duration)
+    took_s = gateway.clock.monotonic() - job.started
+    metrics.served(request.endpoint, status, took_s)
+    code, pico = "", 0
     if error is not None:
-        metrics.refusals[error.code] = metrics.refusals.get(error.code, 0) + 1
+        code = error.code
+        metrics.refusals[code] = metrics.refusals.get(code, 0) + 1
         gateway.refusals.note(job, error)
-    pico = 0
     if bill is not None:
-        outcome = bill.outcome
-        metrics.outcomes[outcome] = metrics.outcomes.get(outcome, 0) + 1
-        tokens, usage = metrics.tokens, bill.usage
-        tokens["input"] += usage.input_total
-        tokens["input_cached"] += usage.input_cached
-        tokens["output"] += usage.output_total
+        pico = bill.pico
+        first_at = job.relay.first_at if job.relay is not None else 0.0
+        metrics.billed(bill.outcome, bill.usage, first_at - job.started if first_at else None)
         if bill.quarantine:
             metrics.add("usage_quarantined_total")
-        relay = job.relay
-        if relay is not None and relay.first_at:
-            metrics.ttft.observe(relay.first_at - job.started)
-        pico = bill.pico
     gateway.log.line(
         f'{{"event":"request.served","request_id":"{job.public_id}","endpoint":"{request.endpoint}",'
-        f'"status":{status},"code":"{error.code if error else ""}","duration_us":{int(duration * 1e6)},'
-        f'"amount_pico":{pico}}}'
+        f'"status":{status},"code":"{code}","duration_us":{int(took_s * 1e6)},"amount_pico":{pico}}}'
     )
 
 

@@ -15,6 +15,7 @@ PATHS = {
     "embeddings": "/v1/embeddings",
     "tokenize": TOKENIZE,
 }
+OPENAI = EngineKind.OPENAI
 USAGE_ASKED = b',"stream":true,"stream_options":{"include_usage":true}'
 
 
@@ -56,7 +57,8 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
         request_id=job.public_id,
         credential=credentials.get(offer.model.deployment_id, "") if credentials else "",
     )
-    client.attach(relay.call)
+    if call.stream:  # a buffered answer is kept here, however slowly the client reads
+        client.attach(relay.call)
     try:
         await done
     except BaseException:
@@ -64,7 +66,8 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
         raise
     finally:
         gateway.relays.discard(relay)
-        client.attach(None)
+        if call.stream:
+            client.attach(None)
 
 
 def fields(job: Job) -> bytes:
@@ -72,7 +75,7 @@ def fields(job: Job) -> bytes:
     call, offer = job.call, job.offer
     if not call.choices:
         return offer.fields
-    name = call.max_tokens_name if offer.model.engine is EngineKind.OPENAI else "max_tokens"
+    name = call.max_tokens_name if offer.model.engine is OPENAI else "max_tokens"
     return b'%b,"%b":%d%b' % (
         offer.fields,
         name.encode(),

@@ -7,6 +7,7 @@ the parser-safety list of the data-plane study).
 from api import networks
 from api.inference import errors
 from core.errors import ErrorKind, PlatformError
+from core.heads import without_length
 
 HEAD_MAX = 32 * 1024
 HEADERS_MAX = 100
@@ -18,19 +19,19 @@ _NOTED = _SINGLE | {b"content-encoding", b"x-tidegate-max-wait", b"x-forwarded-f
 
 
 class Head:
-    """One request's head. Header names are lower case; `noted` holds those that matter to us."""
+    """A request's head: `headers` as they came; `noted` those that matter to us, by names in lower case."""
 
-    __slots__ = ("headers", "keep_alive", "length", "method", "noted", "path", "query", "target", "upgrade", "version")
+    __slots__ = ("expects", "headers", "length", "method", "noted", "path", "query", "target", "upgrade", "version")
 
     def __init__(self) -> None:
         self.target = b""
         self.headers: list[tuple[bytes, bytes]] = []
         self.noted: dict[bytes, bytes] = {}
         self.method = b""
-        self.path = ""
+        self.path = b""
         self.query = b""
         self.version = ""
-        self.keep_alive = True
+        self.expects = False  # to be told that it may send the body
         self.upgrade = False
         self.length = 0  # of the body; -1: chunked
 
@@ -50,8 +51,9 @@ def check(head: Head, *, body_max: int) -> None:
         raise errors.invalid("Protocol upgrades are not supported.")
     if not head.target.startswith(b"/"):
         raise errors.invalid("The request target must be a path.")
-    path, _, head.query = head.target.partition(b"?")
-    head.path = path.decode("ascii", "replace")
+    if len(head.headers) > HEADERS_MAX:
+        raise errors.headers_too_large()
+    head.path, _, head.query = head.target.partition(b"?")
     _note(head)
     noted = head.noted
     if b"host" not in noted and version == "1.1":
@@ -60,13 +62,30 @@ def check(head: Head, *, body_max: int) -> None:
     if head.length > body_max:
         raise errors.body_too_large(body_max)
     expect = noted.get(b"expect")
-    if expect is not None and expect.lower() != b"100-continue":
-        raise PlatformError("EXPECTATION_FAILED", ErrorKind.INVALID, "Only 'Expect: 100-continue' is understood.")
+    if expect is not None:
+        if expect.lower() != b"100-continue":
+            raise PlatformError("EXPECTATION_FAILED", ErrorKind.INVALID, "Only 'Expect: 100-continue' is understood.")
+        head.expects = True
+
+
+def shape(data: bytes) -> tuple[bytes, bytes, int]:
+    """Return what is the same in all requests of a client, its key, and where the body begins.
+
+    The shape is the head without the lines of Content-Length and Authorization. It says all of a request that is whole
+    in `data` and has a key that we know; three nothings when it is not whole, no POST or has no such line.
+    """
+    head, begin = without_length(data)
+    before, line, rest = head.partition(b"\r\nAuthorization: Bearer ")
+    if not line or not head.startswith(b"POST /"):
+        return b"", b"", 0
+    key, _, after = rest.partition(b"\r\n")
+    return before + b"\r\n" + after, key, begin
 
 
 def _note(head: Head) -> None:
     noted = head.noted
-    for name, value in head.headers:
+    for written, value in head.headers:
+        name = written.lower()
         if name in _NOTED:
             if name in noted and name in _SINGLE:
                 raise errors.invalid(f"The header {name.decode()} stands there twice.")
@@ -84,15 +103,15 @@ def _body_length(noted: dict[bytes, bytes], version: str) -> int:
     return -1
 
 
-def bearer(head: Head) -> str:
-    """The key in the Authorization header, or an empty string."""
+def bearer(head: Head) -> bytes:
+    """The key in the Authorization header, or nothing."""
     return bearer_of(head.noted.get(b"authorization", b""))
 
 
-def bearer_of(authorization: bytes) -> str:
-    """The key in the value of an Authorization header, or an empty string."""
+def bearer_of(authorization: bytes) -> bytes:
+    """The key in the value of an Authorization header, or nothing."""
     scheme, _, key = authorization.partition(b" ")
-    return key.strip().decode("latin-1") if scheme.lower() == b"bearer" else ""
+    return key.strip() if scheme.lower() == b"bearer" else b""
 
 
 def client_address(head: Head, peer: str, trusted_proxies: tuple[str, ...]) -> str:
@@ -128,12 +147,12 @@ def status_line(status: int) -> bytes:
     return line if line is not None else b"HTTP/1.1 %d Status\r\n" % status
 
 
-def plain_head(status: int, content_type: bytes, length: int, extra: bytes, *, keep_alive: bool) -> bytes:
-    """The head of an answer with a known length. `extra` is whole header lines."""
-    return b"%bContent-Type: %b\r\nContent-Length: %d\r\n%b%b\r\n" % (
+def plain_head(status: int, length: int, date_line: bytes, extra: bytes, *, keep_alive: bool) -> bytes:
+    """The head of a JSON answer with a known length. `date_line` and `extra` are whole header lines."""
+    return b"%bContent-Type: application/json\r\nContent-Length: %d\r\n%b%b%b\r\n" % (
         status_line(status),
-        content_type,
         length,
+        date_line,
         extra,
         b"" if keep_alive else b"Connection: close\r\n",
     )

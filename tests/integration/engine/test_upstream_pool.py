@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 
@@ -204,6 +205,34 @@ async def test_a_second_answer_in_the_same_read_is_no_answer_to_the_next_request
         for _ in range(2):
             assert (await made.call()).data == b"{}"
         assert made.connections == 2
+
+
+async def test_an_answer_with_the_head_of_an_earlier_one_needs_no_parser() -> None:
+    bodies = [b"{}", b'{"a":1}', b"[]", b"{}", b"x"]
+    heads = [OK.partition(b"Content-Length")[0]] * 3 + [b"HTTP/1.1 200 OK\r\nX: y\r\n"] * 2
+
+    async def behaviour(made: Engine, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for head, body in zip(heads, bodies, strict=True):
+            await made.request(reader)
+            writer.write(b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body))
+        await made.request(reader)
+        writer.write(b"HTTP/1.1 100 Continue\r\nContent-Length: %d\r\n\r\n%b" % (len(OK), OK))
+        await made.request(reader)
+        writer.write(OK + OK)
+
+    async with engine(behaviour) as made:
+        for number, body in enumerate(bodies):
+            found = await made.call()
+            types = [b"application/json"] * 3 + [b""] * 2
+            assert (found.status, found.data, found.content_type) == (200, body, types[number])
+            if number == 0:
+                parser, made.target.idle[0].parser = made.target.idle[0].parser, cast("Any", None)
+            if number == 2:
+                made.target.idle[0].parser = parser
+        assert len(made.pool.heads) == 2
+        for _ in range(2):
+            assert (await made.call()).data == b"{}"
+        assert (len(made.pool.heads), made.connections) == (2, 1)
 
 
 @pytest.mark.parametrize(
