@@ -39,10 +39,20 @@ class IdKind(StrEnum):
     TRANSACTION = "txn"
 
 
+class MintedUUID(UUID):
+    """A UUID that keeps its digits: of a request they are asked for again and again."""
+
+    __slots__ = ("hex",)
+
+    def __reduce__(self) -> tuple[type[UUID], tuple[str]]:
+        return UUID, (self.hex,)
+
+
 def new_uuid() -> UUID:
     """Return a fresh UUIDv7, made without the checks of `UUID`'s own constructor, which cost more than the id."""
-    value = _new(UUID)
-    _set(value, "int", uuid_utils.uuid7().int)
+    minted, value = uuid_utils.uuid7(), _new(MintedUUID)
+    _set(value, "int", minted.int)
+    _set(value, "hex", minted.hex)
     _set(value, "is_safe", _UNKNOWN)
     return value
 

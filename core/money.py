@@ -51,8 +51,8 @@ def parse_pico(text: str, *, param: str = "amount") -> int:
 
 def format_pico(pico: int) -> str:
     """Return the amount with exactly 12 decimals, e.g. ``0.012258000000``."""
-    units, rest = divmod(abs(pico), PICO_PER_UNIT)
-    return f"{'-' if pico < 0 else ''}{units}.{rest:012d}"
+    digits = str(abs(pico)).zfill(13)
+    return f"{'-' if pico < 0 else ''}{digits[:-12]}.{digits[-12:]}"
 
 
 def nano_up(pico: int) -> int:

@@ -37,6 +37,9 @@ ALLOWED = MappingProxyType(
         "tokenize": frozenset({"model", "messages", "prompt", "tools", "add_special_tokens"}),
     }
 )
+_OURS_OF = MappingProxyType(
+    {endpoint: {name: name in OURS_FOR_CALLERS for name in allowed} for endpoint, allowed in ALLOWED.items()}
+)
 # Known to engines, set by the platform alone.
 PLATFORM_ONLY = frozenset(
     {"priority", "cache_salt", "vllm_xargs", "kv_transfer_params", "id_slot", "cache_prompt", "request_id", "lora"}
@@ -80,9 +83,13 @@ def parse(endpoint: str, raw: bytes) -> Call:
         PlatformError: kind invalid, naming the place or the parameter.
     """
     members = _members(raw)
-    if not members.keys() <= ALLOWED[endpoint]:
-        raise _unknown(endpoint, members)
-    own = {name: members.pop(name) for name in members.keys() & OURS_FOR_CALLERS}
+    ours, own = _OURS_OF[endpoint], {}
+    for name in tuple(members):
+        mine = ours.get(name)
+        if mine:
+            own[name] = members.pop(name)
+        elif mine is None:
+            raise _unknown(endpoint, members)
     body = _encode(members)
     text = _encode(own)
     if len(raw) > LONG or b"\\" in raw:

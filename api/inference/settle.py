@@ -204,7 +204,7 @@ def answer(  # noqa: PLR0917 - a leaf of settle, which has all of it
     elif relay is not None:
         extra = stream.stream_headers(job)
         if bill is not None:
-            extra += f"X-Tidegate-Cost: {format_pico(bill.pico)} {job.offer.schedule.currency}\r\n".encode()
+            extra += f"X-Tidegate-Cost: {format_pico(bill.pico)} {job.offer.schedule.currency!s}\r\n".encode()
         client.respond(200, public_body(job, relay), extra)
 
 
