@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import credit_figures, posting, queries, verify
+from billing import budgets, credit_figures, posting, queries, verify
 from core import outbox
 from core.db import transaction
 from core.logging import get_logger
@@ -45,6 +45,12 @@ async def note_key_use(context: TaskContext) -> None:
         await api_keys.mark_used(session, uses)
 
 
+async def clamp_budgets(context: TaskContext) -> None:
+    """Bring the budgets in Valkey back to what is certain."""
+    async with context.valkey() as client:
+        await budgets.clamp(context.sessions, client, context.clock)
+
+
 async def ask_refresh(session: AsyncSession, tenant_id: UUID) -> None:
     """Have the tenant's figure in Valkey brought up to the ledger after this transaction's commit, come what may."""
     await outbox.add(session, REFRESH_CREDIT, {"tenant_id": tenant_id.hex})
@@ -59,5 +65,6 @@ TASKS: tuple[Task, ...] = (
     Periodic("billing.verify_ledger", verify_ledger, every_s=3600, timeout_s=1800),
     Periodic("billing.ensure_partitions", ensure_partitions, every_s=3600),
     Periodic("billing.note_key_use", note_key_use, every_s=300),
+    Periodic("billing.clamp_budgets", clamp_budgets, every_s=60, timeout_s=50),
     Job(REFRESH_CREDIT, _refresh_credit, timeout_s=10),
 )

@@ -15,6 +15,8 @@ key                         type     content and writer
                                      came from, ``o`` sum of ``{tg}:out:<tenant>`` (billing sets a and v; o by both)
 ``{tg}:out:<tenant>``       hash     request id → nano outstanding: the hold, after settling the charge, gone
                                      once the poster has committed it (scheduler adds and lowers, billing removes)
+``{tg}:budgets``            hash     counter of each known budget → tenant and end of its period, Unix µs (billing);
+                                     ``{tg}:budgets_at``: how far their repair has come
 ``{tg}:m:<deployment>``     string   its load, packed: core/load.py (scheduler)
 ``{tg}:lease:<replica>``    hash     request id → what it holds or waits for, packed (scheduler)
 ``{tg}:owed:<replica>``     hash     request id → tenant: served by a former life of that replica, its money still

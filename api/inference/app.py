@@ -28,7 +28,7 @@ from api.inference.rehash import Rehash
 from api.inference.snapshot import Follower
 from api.inference.spool_register import SpoolRegister
 from api.server import Server
-from billing.credit_figures import make_loader
+from billing import budgets, credit_figures
 from billing.spool import SpoolWriter
 from billing.spool_format import IDENTITY_NAME
 from core import db, logging
@@ -114,7 +114,8 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         replica=replica,
         clock=clock,
         global_inflight_max=settings.gateway.global_inflight_max,
-        credit_loader=make_loader(sessions, valkey),
+        credit_loader=credit_figures.make_loader(sessions, valkey),
+        budget_loader=budgets.make_loader(sessions, valkey),
         on_epoch=register.look,
     )
     states = StateFeed(valkey)

@@ -1,0 +1,198 @@
+"""Budgets in Valkey: what is spent of each, as admission counts it. They can be rebuilt from ledger and holds.
+
+The counter of a budget holds what is posted on it and what of it is outstanding, in nano. Admission moves it: by the
+hold at the door, to the charge at the end. Here it is made when Valkey does not have it, and once a minute brought back
+into the interval that is certain: not less than what is posted, not more than that and all that is outstanding of the
+tenant. Where something is posted while both are read, the higher figure is taken: it can only err towards refusing.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from billing import queries
+from billing.budget_queries import Part, spent_pico
+from core import keyspace
+from core.clock import Clock
+from core.db import Sessions, transaction
+from core.demand import Demand
+from core.errors import PlatformError
+from core.logging import get_logger
+from core.money import MAX_BALANCE_NANO, nano_up
+from core.resp import Part as Argument
+from core.resp import RespClient, script
+from tenants import tenants
+
+KNOWN = keyspace.PREFIX + "budgets"
+PLACE = keyspace.PREFIX + "budgets_at"
+KEPT = timedelta(days=3)  # after its period
+ATTEMPTS = 3
+PAGE = 200
+PAGES_MAX = 50  # of one run; the next goes on where it ended
+TELLING_NANO = 1_000_000  # less is what rounding to nano makes
+
+log = get_logger(__name__)
+
+# KEYS: credit, out, known, counters…. ARGV: version of the ledger that was read, nano outstanding before it was read,
+# '1' to take both when more is posted since, tenant, then of each counter: name, end of its period in µs, posted nano.
+# Answers 0 when more is posted since and nothing was set.
+MAKE = script("""
+local v, o = unpack(redis.call('HMGET', KEYS[1], 'v', 'o'))
+local sum = tonumber(o)
+if not sum then
+  sum = 0
+  for _, nano in ipairs(redis.call('HVALS', KEYS[2])) do sum = sum + nano end
+end
+if v and tonumber(v) > tonumber(ARGV[1]) then
+  if ARGV[3] ~= '1' then return 0 end
+  sum = sum + ARGV[2]
+end
+for i = 4, #KEYS do
+  local at = 3 * i - 7
+  if redis.call('EXISTS', KEYS[i]) == 0 then redis.call('SET', KEYS[i], ARGV[at + 2] + sum) end
+  redis.call('HSET', KEYS[3], ARGV[at], ARGV[4] .. ' ' .. ARGV[at + 1])
+end
+return 1
+""")
+
+# KEYS: credit, counters…. ARGV: version of the ledger that was read, then what is posted on each counter, nano.
+# Answers by how much each was off. When more is posted since, a counter is raised and never lowered.
+CLAMP = script("""
+local v, o = unpack(redis.call('HMGET', KEYS[1], 'v', 'o'))
+local sure = o and tonumber(v) <= tonumber(ARGV[1])
+local off = {}
+for i = 2, #KEYS do
+  local value, posted = tonumber(redis.call('GET', KEYS[i])), tonumber(ARGV[i])
+  local right = value
+  if value and value < posted then
+    right = posted
+  elseif value and sure and value > posted + o then
+    right = posted + o
+  end
+  if value ~= right then redis.call('SET', KEYS[i], right) end
+  off[i - 1] = value and value - right or 0
+end
+return off
+""")
+
+_COUNTER = re.compile(
+    r"(?P<level>key|project|tenant):(?P<owner>[0-9a-f]{32})(?::m:(?P<model>[0-9a-f]{32}))?"
+    r":spend:(?:(?P<total>t)|d:(?P<day>\d{4}-\d\d-\d\d)|m:(?P<month>\d{4}-\d\d))(?::soft|:dark)?"
+)
+
+
+class Repair(msgspec.Struct):
+    """What a run of `clamp` did."""
+
+    budgets: int = 0
+    removed: int = 0  # their period ended days ago
+    off: int = 0
+    off_nano: int = 0  # without sign
+
+
+def part_of(counter: str, zone: ZoneInfo) -> Part:
+    """Return what usage a budget's counter counts: from and until when, of which project, key and model.
+
+    A day is as long as it is in that zone: 23 to 25 hours.
+
+    Raises:
+        ValueError: it is no budget's counter.
+    """
+    found = _COUNTER.fullmatch(counter)
+    if found is None:
+        raise ValueError(f"No budget is counted in {counter[:200]!r}.")
+    start, until = None, None
+    if found["day"]:
+        first = date.fromisoformat(found["day"])
+        start, until = _begin(first, zone), _begin(first + timedelta(days=1), zone)
+    elif found["month"]:
+        first = date.fromisoformat(found["month"] + "-01")
+        start, until = _begin(first, zone), _begin((first + timedelta(days=31)).replace(day=1), zone)
+    owner = UUID(hex=found["owner"])
+    project = owner if found["level"] == "project" else None
+    key = owner if found["level"] == "key" else None
+    return start, until, project, key, UUID(hex=found["model"]) if found["model"] else None
+
+
+def _begin(day: date, zone: ZoneInfo) -> datetime:
+    return datetime.combine(day, time(), zone).astimezone(UTC)
+
+
+def make_loader(sessions: Sessions, client: RespClient) -> Callable[[UUID, tuple[Demand, ...]], Awaitable[None]]:
+    """Return the `budget_loader` of admission: makes the counters of a tenant's budgets that are not there."""
+
+    async def load(tenant_id: UUID, spends: tuple[Demand, ...]) -> None:
+        counters = [demand.counter for demand in spends]
+        credit, out = keyspace.credit(tenant_id), keyspace.outstanding(tenant_id)
+        keys = [credit, out, KNOWN, *map(keyspace.counter, counters)]
+        for attempt in range(1, ATTEMPTS + 1):
+            before: Argument = await client.call("HGET", credit, "o") or 0
+            version, posted = await _posted(sessions, tenant_id, counters)
+            arguments: list[Argument] = [version, before, "1" if attempt == ATTEMPTS else "", tenant_id.hex]
+            for demand, nano in zip(spends, posted, strict=True):
+                arguments += [demand.counter, demand.until_us, nano]
+            if await client.eval(MAKE, keys, arguments):
+                return
+
+    return load
+
+
+async def clamp(sessions: Sessions, client: RespClient, clock: Clock) -> Repair:
+    """Bring every known budget into the interval that is certain; remove those whose period ended three days ago.
+
+    Raises:
+        RespUnavailable, RespError: Valkey is away; the next run does it.
+    """
+    repair, cursor = Repair(), await client.call("GET", PLACE) or b"0"
+    oldest_us = clock.now_us() - KEPT // timedelta(microseconds=1)
+    for _ in range(PAGES_MAX):
+        cursor, flat = await client.call("HSCAN", KNOWN, cursor, "COUNT", PAGE)
+        tenants_of: dict[UUID, list[str]] = {}
+        over: list[str] = []
+        for name, value in zip(flat[::2], flat[1::2], strict=True):
+            tenant, until_us = value.split()
+            if 0 < int(until_us) < oldest_us:
+                over.append(name.decode())
+            else:
+                tenants_of.setdefault(UUID(hex=tenant.decode()), []).append(name.decode())
+        if over:
+            await client.call("DEL", *map(keyspace.counter, over))
+            await client.call("HDEL", KNOWN, *over)
+            repair.removed += len(over)
+        for tenant_id, counters in tenants_of.items():
+            await _clamp(sessions, client, tenant_id, counters, repair)
+        if cursor == b"0":
+            break
+    await client.call("SET", PLACE, cursor)
+    return repair
+
+
+async def _clamp(
+    sessions: Sessions, client: RespClient, tenant_id: UUID, counters: Sequence[str], repair: Repair
+) -> None:
+    version, posted = await _posted(sessions, tenant_id, counters)
+    keys = [keyspace.credit(tenant_id), *map(keyspace.counter, counters)]
+    found: list[int] = await client.eval(CLAMP, keys, [version, *posted])
+    repair.budgets += len(counters)
+    for counter, off in zip(counters, found, strict=True):
+        if abs(off) > TELLING_NANO:
+            repair.off += 1
+            repair.off_nano += abs(off)
+            log.warning("budget.repaired", counter=counter, off_nano=off)
+
+
+async def _posted(sessions: Sessions, tenant_id: UUID, counters: Sequence[str]) -> tuple[int, list[int]]:
+    """Return the tenant's version of the ledger, read first, and what is posted on each budget, in nano."""
+    async with transaction(sessions) as session:
+        balances = await queries.balances(session, [tenant_id])
+        try:
+            zone = ZoneInfo((await tenants.get(session, tenant_id)).tz)
+        except PlatformError:
+            zone = ZoneInfo("UTC")
+        parts = [part_of(counter, zone) for counter in counters]
+        sums = await spent_pico(session, tenant_id, parts)
+    return balances[0].version if balances else 0, [min(nano_up(pico), MAX_BALANCE_NANO) for pico in sums]
