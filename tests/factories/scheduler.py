@@ -110,6 +110,11 @@ class Fleet:
         self.clock.advance(seconds)
         await self.client.call("INCRBY", commands.OFFSET, int(seconds * 1_000_000))
 
+    async def server_us(self) -> int:
+        """Return the time that the scripts go by."""
+        seconds, micros = await self.client.call("TIME")
+        return int(seconds) * 1_000_000 + int(micros) + int(await self.client.call("GET", commands.OFFSET) or 0)
+
     async def set_credit(self, tenant: UUID, nano: int) -> None:
         await self.client.call("HSET", f"{{tg}}:credit:{tenant.hex}", "a", nano, "v", 1)
 
