@@ -16,6 +16,7 @@ from api.admin import (
     audit,
     deployments,
     identity_providers,
+    limit_requests,
     limits,
     models,
     operators,
@@ -27,6 +28,7 @@ from api.admin import (
 )
 from api.admin import credits as tenant_credits
 from api.control import generations, health, me, my_tenant, oidc, roles, session, sign_in, usage
+from api.control import limits as my_limits
 from api.middleware import RequestFrame
 from api.server import Server
 from api.services import Services
@@ -43,6 +45,7 @@ BACKLOG = 512
 
 ROUTERS: tuple[APIRouter, ...] = (
     my_tenant.router,
+    my_limits.router,
     roles.router,
     oidc.router,
     sign_in.router,
@@ -55,6 +58,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     projects.router,
     api_keys.router,
     limits.router,
+    limit_requests.router,
     plans.router,
     tenant_credits.router,
     prices.router,

@@ -19,12 +19,14 @@ from core.ids import IdKind, format_id
 from core.money import PICO_PER_NANO
 from tenants import limits
 from tenants.limit_merge import SPENDS, Effective
+from tenants.limit_requests import LimitRequest, RequestState
 from tenants.limits import LimitChange, Why
 from tenants.types import ActorKind, LimitAuthor, LimitLevel, LimitMetric, LimitMode, LimitRule, LimitSlot
 
 LevelName = Annotated[LimitLevel, Field(strict=False)]
 MetricName = Annotated[LimitMetric, Field(strict=False)]
 ModeName = Annotated[LimitMode, Field(strict=False)]
+StateName = Annotated[RequestState, Field(strict=False)]
 AuthorName = Annotated[LimitAuthor, Field(strict=False)]
 Reason = Annotated[
     str,
@@ -45,7 +47,11 @@ Amount = Annotated[
     ),
 ]
 
-_ACTOR_IDS = {ActorKind.OPERATOR: IdKind.OPERATOR, ActorKind.API_KEY: IdKind.API_KEY}
+_ACTOR_IDS = {
+    ActorKind.OPERATOR: IdKind.OPERATOR,
+    ActorKind.API_KEY: IdKind.API_KEY,
+    ActorKind.PERSON: IdKind.PERSON,
+}
 
 
 class LimitIn(Input):
@@ -128,6 +134,34 @@ class LimitChangePage(Output):
     next_after: str | None
 
 
+class LimitRequestOut(Output):
+    """What a tenant asked for, and the answer to it."""
+
+    id: str
+    tenant_id: str
+    level: LevelName
+    metric: MetricName
+    model: str
+    project_id: str | None
+    key_id: str | None
+    amount: int | str
+    reason: str
+    state: StateName
+    asked_by_kind: str
+    asked_by_id: str | None
+    created_at: datetime
+    decided_at: datetime | None
+    note: str
+    granted: int | str | None
+
+
+class LimitRequestPage(Output):
+    """Newest first; `next_after` is null at the end."""
+
+    items: list[LimitRequestOut]
+    next_after: str | None
+
+
 class EffectiveOut(Output):
     """A limit as gateways enforce it, and where it comes from."""
 
@@ -149,6 +183,11 @@ class EffectiveList(Output):
 
 def _id(kind: IdKind, value: UUID | None) -> str | None:
     return None if value is None else format_id(kind, value)
+
+
+def _actor_id(kind: str, value: UUID | None) -> str | None:
+    named = _ACTOR_IDS.get(ActorKind(kind))
+    return None if named is None else _id(named, value)
 
 
 def limit_out(rule: LimitRule) -> LimitOut:
@@ -175,12 +214,11 @@ def limit_list(rules: Sequence[LimitRule]) -> LimitList:
 
 def change_out(change: LimitChange) -> LimitChangeOut:
     slot = change.slot
-    kind = _ACTOR_IDS.get(ActorKind(change.actor_kind))
     return LimitChangeOut(
         id=format_id(IdKind.LIMIT_CHANGE, change.id),
         changed_at=change.changed_at,
         actor_kind=change.actor_kind,
-        actor_id=None if kind is None else _id(kind, change.actor_id),
+        actor_id=_actor_id(change.actor_kind, change.actor_id),
         reason=change.reason,
         level=slot.level,
         metric=slot.metric,
@@ -200,6 +238,34 @@ def change_out(change: LimitChange) -> LimitChangeOut:
 def change_page(changes: Sequence[LimitChange], next_after: UUID | None) -> LimitChangePage:
     return LimitChangePage(
         items=[change_out(change) for change in changes], next_after=_id(IdKind.LIMIT_CHANGE, next_after)
+    )
+
+
+def request_out(request: LimitRequest) -> LimitRequestOut:
+    slot = request.slot
+    return LimitRequestOut(
+        id=format_id(IdKind.LIMIT_REQUEST, request.id),
+        tenant_id=_id(IdKind.TENANT, slot.tenant_id) or "",
+        level=slot.level,
+        metric=slot.metric,
+        model=slot.model,
+        project_id=_id(IdKind.PROJECT, slot.project_id),
+        key_id=_id(IdKind.API_KEY, slot.key_id),
+        amount=limits.amount_out(slot.metric, request.amount),
+        reason=request.reason,
+        state=request.state,
+        asked_by_kind=request.asked_by_kind,
+        asked_by_id=_actor_id(request.asked_by_kind, request.asked_by_id),
+        created_at=request.created_at,
+        decided_at=request.decided_at,
+        note=request.note,
+        granted=None if request.granted is None else limits.amount_out(slot.metric, request.granted),
+    )
+
+
+def request_page(requests: Sequence[LimitRequest], next_after: UUID | None) -> LimitRequestPage:
+    return LimitRequestPage(
+        items=[request_out(request) for request in requests], next_after=_id(IdKind.LIMIT_REQUEST, next_after)
     )
 
 
@@ -241,6 +307,7 @@ CurrentWhy = Annotated[MakeWhy, Depends(get_why)]
 RemovalReason = Annotated[str, Query(alias="reason", min_length=1, max_length=500, description="Why.")]
 LimitId = Annotated[UUID, path_id(IdKind.LIMIT, "limit_id")]
 LimitChangeId = Annotated[UUID, path_id(IdKind.LIMIT_CHANGE, "limit_change_id")]
+LimitRequestId = Annotated[UUID, path_id(IdKind.LIMIT_REQUEST, "limit_request_id")]
 
 
 def note(act: Act, rule: LimitRule, before: int | None, after: int | None) -> None:

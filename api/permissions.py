@@ -17,6 +17,8 @@ MY_TENANT = "/api/v1/tenants/{tenant_id}"
 OPERATOR = f"{ADMIN}/operators/{{operator_id}}"
 PLAN = f"{ADMIN}/plans/{{plan_id}}"
 IDENTITY_PROVIDER = f"{ADMIN}/identity-providers/{{identity_provider_id}}"
+LIMIT_REQUEST = f"{TENANT}/limit-requests/{{limit_request_id}}"
+MY_PROJECT = f"{MY_TENANT}/projects/{{project_id}}"
 PRICE_VERSION = f"{ADMIN}/price-versions/{{price_version_id}}"
 
 
@@ -114,6 +116,10 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("DELETE", f"{PLAN}/limits/{{limit_id}}"): _operator(Op.LIMIT_WRITE, "limit.remove"),
         ("GET", f"{PLAN}/limit-changes"): _operator(Op.LIMIT_READ),
         ("POST", f"{PLAN}/limit-changes/{{limit_change_id}}/revert"): _operator(Op.LIMIT_WRITE, "limit.revert"),
+        ("GET", f"{ADMIN}/limit-requests"): _operator(Op.LIMIT_READ),
+        ("GET", LIMIT_REQUEST): _operator(Op.LIMIT_READ),
+        ("POST", f"{LIMIT_REQUEST}/approve"): _operator(Op.LIMIT_WRITE, "limit_request.approve"),
+        ("POST", f"{LIMIT_REQUEST}/decline"): _operator(Op.LIMIT_WRITE, "limit_request.decline"),
         ("GET", f"{ADMIN}/audit"): _operator(Op.AUDIT_READ),
         ("GET", f"{ADMIN}/audit/export"): _operator(Op.AUDIT_READ),
         ("GET", f"{ADMIN}/operators"): _operator(Op.OPERATOR_READ),
@@ -177,6 +183,27 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("POST", f"{ME}/recovery-codes"): _own("recovery_codes.renew"),
         ("GET", f"{ME}/sessions"): _own(),
         ("DELETE", f"{ME}/sessions/{{session_id}}"): _own("session.end"),
+        ("GET", f"{MY_TENANT}/limits"): _member(Permission.LIMIT_READ),
+        ("PUT", f"{MY_TENANT}/limits"): _member(Permission.LIMIT_WRITE, "limit.set"),
+        ("DELETE", f"{MY_TENANT}/limits/{{limit_id}}"): _member(Permission.LIMIT_WRITE, "limit.remove"),
+        ("GET", f"{MY_PROJECT}/limits"): _member(Permission.LIMIT_READ),
+        ("PUT", f"{MY_PROJECT}/limits"): _member(Permission.LIMIT_WRITE, "limit.set"),
+        ("DELETE", f"{MY_PROJECT}/limits/{{limit_id}}"): _member(Permission.LIMIT_WRITE, "limit.remove"),
+        ("GET", f"{MY_PROJECT}/limits/effective"): _member(Permission.LIMIT_READ),
+        ("GET", f"{MY_PROJECT}/keys/{{key_id}}/limits"): _member(Permission.LIMIT_READ),
+        ("PUT", f"{MY_PROJECT}/keys/{{key_id}}/limits"): _member(Permission.LIMIT_WRITE, "limit.set"),
+        ("GET", f"{MY_PROJECT}/keys/{{key_id}}/limits/effective"): _member(Permission.LIMIT_READ),
+        ("GET", f"{MY_TENANT}/limit-changes"): _member(Permission.LIMIT_READ),
+        ("POST", f"{MY_TENANT}/limit-changes/{{limit_change_id}}/revert"): _member(
+            Permission.LIMIT_WRITE, "limit.revert"
+        ),
+        ("GET", f"{MY_TENANT}/limit-requests"): _member(Permission.LIMIT_READ, in_any_project=True),
+        ("POST", f"{MY_TENANT}/limit-requests"): _member(
+            Permission.LIMIT_REQUEST, "limit_request.ask", in_any_project=True
+        ),
+        ("GET", f"{MY_TENANT}/limit-requests/{{limit_request_id}}"): _member(
+            Permission.LIMIT_READ, in_any_project=True
+        ),
         ("GET", "/api/v1/balance"): USAGE_READ,
         ("GET", "/api/v1/usage"): USAGE_READ,
         # any key reads the receipts of its own calls; with usage.read, all of the tenant's

@@ -132,9 +132,13 @@ async def tenants_on(session: AsyncSession, plan_id: UUID) -> int:
     return (await session.execute(select(func.count()).select_from(found))).scalar_one()
 
 
-async def changes(session: AsyncSession, tenant_id: UUID, after: UUID | None, limit: int) -> Sequence[LimitChangeRow]:
+async def changes(
+    session: AsyncSession, tenant_id: UUID, author: str | None, *, after: UUID | None, limit: int
+) -> Sequence[LimitChangeRow]:
     query = select(LimitChangeRow).where(LimitChangeRow.tenant_id == tenant_id)
     query = query.order_by(LimitChangeRow.id.desc()).limit(limit)
+    if author is not None:
+        query = query.where(LimitChangeRow.author == author)
     if after is not None:
         query = query.where(LimitChangeRow.id < after)
     return (await session.scalars(query)).all()
@@ -168,7 +172,13 @@ async def request(
 
 
 async def requests(
-    session: AsyncSession, tenant_id: UUID | None, state: str | None, after: UUID | None, limit: int
+    session: AsyncSession,
+    tenant_id: UUID | None,
+    state: str | None,
+    asked_by: UUID | None,
+    *,
+    after: UUID | None,
+    limit: int,
 ) -> Sequence[LimitRequestRow]:
     """Return requests newest first, of one tenant, or of all when None."""
     query = select(LimitRequestRow).order_by(LimitRequestRow.id.desc()).limit(limit)
@@ -176,6 +186,8 @@ async def requests(
         query = query.where(LimitRequestRow.tenant_id == tenant_id)
     if state is not None:
         query = query.where(LimitRequestRow.state == state)
+    if asked_by is not None:
+        query = query.where(LimitRequestRow.asked_by_id == asked_by)
     if after is not None:
         query = query.where(LimitRequestRow.id < after)
     return (await session.scalars(query)).all()

@@ -1,7 +1,7 @@
 """Limits: set, remove, list, undo. Every change says why and is kept, and gateways are told in the same transaction."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
@@ -181,11 +181,11 @@ async def list_at(
         tenant_id=tenant_id,
         plan_id=plan_id,
     )
-    await _check_target(session, slot)
+    await check_target(session, slot)
     return [rule_of(row) for row in await limit_queries.rules_at_target(session, tenant_id, slot)]
 
 
-async def _check_target(session: AsyncSession, slot: LimitSlot) -> None:
+async def check_target(session: AsyncSession, slot: LimitSlot) -> None:
     """Somebody else's project or key, and none, are the same `not_found`."""
     if slot.tenant_id is not None and slot.project_id is not None:
         await projects.get(session, slot.tenant_id, slot.project_id)
@@ -198,7 +198,7 @@ async def _lock_owner(session: AsyncSession, slot: LimitSlot) -> None:
     if slot.tenant_id is not None:
         if await limit_queries.lock_tenant(session, slot.tenant_id) is None:
             raise not_found(IdKind.TENANT)
-        await _check_target(session, slot)
+        await check_target(session, slot)
     elif slot.plan_id is None or await limit_queries.plan(session, slot.plan_id, lock=True) is None:
         raise not_found(IdKind.PLAN)
 
@@ -276,10 +276,11 @@ async def _record(session: AsyncSession, edit: _Edit, before: int | None, after:
 
 
 async def list_changes(
-    session: AsyncSession, tenant_id: UUID, *, after: UUID | None, limit: int
+    session: AsyncSession, tenant_id: UUID, *, after: UUID | None, limit: int, author: LimitAuthor | None = None
 ) -> Sequence[LimitChange]:
-    """Return at most `limit` changes of a tenant's rules, newest first."""
-    return [_change(row) for row in await limit_queries.changes(session, tenant_id, after, limit)]
+    """Return at most `limit` changes of a tenant's rules, newest first, of one author or of all."""
+    rows = await limit_queries.changes(session, tenant_id, author, after=after, limit=limit)
+    return [_change(row) for row in rows]
 
 
 async def list_changes_of_plan(
@@ -343,8 +344,3 @@ async def effective(
 def system_why(reason: str, clock: Clock) -> Why:
     """For what the platform itself sets, such as the demo's limits."""
     return Why(Actor(ActorKind.SYSTEM), reason, clock)
-
-
-def own_slot(slot: LimitSlot) -> LimitSlot:
-    """Return the slot as the tenant's own, apart from the operators'."""
-    return replace(slot, author=LimitAuthor.TENANT)

@@ -57,7 +57,7 @@ class Replicas:
 
     def limits(self) -> list[dict[str, int]]:
         """The limits of the key's next request in each, by counter without its id: ``key rpm``."""
-        return [{_short(demand): demand.limit for demand in offer.prepared} for offer in self.offers()]
+        return [{_short(demand): demand.limit for demand in offer.prepared.demands} for offer in self.offers()]
 
     async def until(self, wanted: dict[str, int]) -> None:
         await until(lambda: all(found == wanted for found in self.limits()), PROMISE_S)
@@ -139,7 +139,7 @@ async def test_a_day_that_ends_changes_the_counter_of_a_budget(replicas: Replica
     caller = directory.principals[who.digest]
     for at in (midnight - timedelta(microseconds=1), midnight):
         offer = resolve(directory, FakeAdmission(), caller, CALL, int(at.timestamp()) * 1_000_000 + at.microsecond)
-        found.append(next(d.counter[-10:] for d in offer.prepared if d.kind is DemandKind.SPEND))
+        found.append(next(d.counter[-10:] for d in offer.prepared.demands if d.kind is DemandKind.SPEND))
     assert found == ["2027-01-31", "2027-02-01"]
 
 

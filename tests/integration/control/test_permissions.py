@@ -158,7 +158,7 @@ async def test_ids_of_nothing_and_of_others_look_alike(admin: Client, sessions: 
     }
     limit = {"metric": "concurrency", "amount": 1, "reason": "x"}
     bodies: dict[str, object] = {"PATCH": {"status": "active"}, "POST": {"name": "x"}, "PUT": limit}
-    for method, path, _ in GUARDED:
+    for method, path in [(method, path) for method, path, rule in GUARDED if rule.caller is CallerKind.OPERATOR]:
         for name in re.findall(r"\{(project_id|key_id)\}", path):
             theirs_id = {"project_id": f"prj_{theirs.project.id.hex}", "key_id": f"key_{theirs.key.id.hex}"}[name]
             of_nothing = await admin.call(
