@@ -25,10 +25,12 @@ from api.admin import (
     projects,
     tenant_life,
     tenants,
+    what_if,
 )
 from api.admin import credits as tenant_credits
 from api.control import generations, health, me, my_tenant, oidc, roles, session, sign_in, usage
 from api.control import limits as my_limits
+from api.control import what_if as my_what_if
 from api.middleware import RequestFrame
 from api.server import Server
 from api.services import Services
@@ -59,6 +61,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     api_keys.router,
     limits.router,
     limit_requests.router,
+    what_if.router,
+    my_what_if.router,
     plans.router,
     tenant_credits.router,
     prices.router,

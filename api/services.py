@@ -1,5 +1,6 @@
 """What the control plane's routes work with: built once in `api.app`, found through the request."""
 
+import asyncio
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -28,6 +29,7 @@ class Services:
     metrics: HttpMetrics
     identity: Clients
     passwords: Hasher = field(default_factory=Hasher)
+    replays: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # one what-if at a time
 
     @property
     def pepper(self) -> bytes:

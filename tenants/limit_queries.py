@@ -132,6 +132,12 @@ async def tenants_on(session: AsyncSession, plan_id: UUID) -> int:
     return (await session.execute(select(func.count()).select_from(found))).scalar_one()
 
 
+async def tenant_ids_on(session: AsyncSession, plan_id: UUID, limit: int) -> Sequence[UUID]:
+    """Return at most `limit` tenants on a plan, the newest."""
+    query = select(TenantRow.id).where(TenantRow.plan_id == plan_id).order_by(TenantRow.id.desc()).limit(limit)
+    return (await session.scalars(query)).all()
+
+
 async def changes(
     session: AsyncSession, tenant_id: UUID, author: str | None, *, after: UUID | None, limit: int
 ) -> Sequence[LimitChangeRow]:

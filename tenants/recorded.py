@@ -69,16 +69,21 @@ def spread(minute: Sum) -> Iterator[Traffic]:
 
 
 def refused(found: Sum, means: dict[str, Means]) -> Iterator[Traffic]:
-    """Return refused requests as they would have run: like the mean of those served, else as estimated at the door."""
+    """Return refused requests as they would have run: like the mean of those served, else as estimated at the door.
+
+    Within a second they come last: what was served in it found room before they did not.
+    """
     mean = means.get(found.model)
     for item in spread(found):
+        at_us = item.at_us + SECOND_US - 1
         if mean is None:
-            yield msgspec.structs.replace(item, refused=True)
+            yield msgspec.structs.replace(item, refused=True, at_us=at_us, until_us=at_us)
         else:
             yield msgspec.structs.replace(
                 item,
                 refused=True,
-                until_us=item.at_us + mean.run_us,
+                at_us=at_us,
+                until_us=at_us + mean.run_us,
                 input_tokens=mean.input_tokens * item.requests,
                 output_tokens=mean.output_tokens * item.requests,
                 nano=mean.nano * item.requests,

@@ -54,14 +54,14 @@ async def drop_partitions(session: AsyncSession, older_than: date) -> int:
 async def by_second(
     session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime, limit: int
 ) -> Sequence[RefusalRow]:
-    """Return what was refused to the tenant or passed a soft or dark limit, oldest first, over all gateways."""
+    """Return what was refused to the tenant or passed a soft or dark limit, newest first, over all gateways."""
     statement = """
         SELECT at, span_s, project_id, key_id, model_id, model, code, level, metric, limit_model, mode,
                sum(requests)::bigint AS requests, sum(input_tokens)::bigint AS input_tokens,
                sum(output_tokens)::bigint AS output_tokens
         FROM refusal WHERE tenant_id = :tenant_id AND at >= :since AND at < :until
         GROUP BY at, span_s, project_id, key_id, model_id, model, code, level, metric, limit_model, mode
-        ORDER BY at, span_s, key_id, model, code, level, metric, limit_model, mode LIMIT :limit
+        ORDER BY at DESC, span_s, key_id, model, code, level, metric, limit_model, mode LIMIT :limit
     """
     values = {"tenant_id": tenant_id, "since": since, "until": until, "limit": limit}
     return (await session.execute(text(statement), values)).all()

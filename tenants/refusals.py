@@ -100,6 +100,33 @@ async def roll_partitions(sessions: Sessions, clock: Clock) -> int:
         return await queries.drop_partitions(session, today - timedelta(days=KEEP_DAYS))
 
 
+class SecondOfRefusals(msgspec.Struct, frozen=True, gc=False):
+    """The same over all gateways: what met one limit in one second, or one minute where `span_s` is 60."""
+
+    at: datetime
+    span_s: int
+    project_id: UUID
+    key_id: UUID
+    model_id: UUID
+    model: str
+    code: str
+    level: str
+    metric: str
+    limit_model: str
+    mode: str
+    requests: int
+    input_tokens: int
+    output_tokens: int
+
+
+async def by_second(
+    session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime, *, limit: int
+) -> list[SecondOfRefusals]:
+    """Return at most `limit` sums, the newest first."""
+    rows = await queries.by_second(session, tenant_id, since, until, limit)
+    return [SecondOfRefusals(*row) for row in rows]
+
+
 async def by_hour(
     session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime, *, limit: int
 ) -> list[HourOfRefusals]:

@@ -24,7 +24,7 @@ from tenants.types import Limit, LimitLevel, LimitMetric, LimitMode
 BUCKETS = 60
 BUCKET_US = WINDOW_S * 1_000_000 // BUCKETS
 HOUR_US = 3_600_000_000
-WARM_UP = timedelta(seconds=WINDOW_S + 2)  # what was admitted before can still fill a window
+WARM_UP = timedelta(minutes=2)  # what was admitted before can still fill a window
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -84,6 +84,10 @@ class _Counter(Protocol):
     def held(self, at_us: int) -> int: ...
 
     def take(self, item: Traffic, amount: int) -> None: ...
+
+
+_Check = tuple[Limit, _Counter, int]
+"""A limit, its counter, and the place of what it counts among requests, input tokens, output tokens and nano."""
 
 
 class _Rate:
@@ -183,40 +187,33 @@ class Replay:
         self._begin_us = begin_us
         self._calendar = Calendar(tz)
         self._counters: dict[tuple[UUID, str, LimitMetric, LimitMode], _Counter] = {}
-        self._checks: dict[tuple[UUID, UUID, str], list[tuple[Limit, _Counter]]] = {}
+        self._checks: dict[tuple[UUID, UUID, str], list[_Check]] = {}
         self.refused_by: dict[Limit, int] = {}
         self.over: dict[Limit, int] = {}
 
     def offer(self, item: Traffic, *, counted: bool = True) -> int:
         """Let requests come, later than any before, and return how many pass; not `counted` ones only take."""
-        passed, stopped_by = item.requests, None
-        checks = self._checks_of(item)
-        soft: list[tuple[Limit, int]] = []
-        for limit, counter in checks:
-            each = _each(limit.metric, item)
-            room = (limit.amount - counter.held(item.at_us)) // each if each else item.requests
-            if limit.mode is not LimitMode.HARD:
-                soft.append((limit, max(0, room)))
-            elif room < passed:
-                passed, stopped_by = max(0, room), limit
-        for limit, counter in checks:
-            counter.take(item, _total(limit.metric, item, passed))
-        if counted:
-            if stopped_by is not None:
-                self.refused_by[stopped_by] = self.refused_by.get(stopped_by, 0) + item.requests - passed
-            for limit, room in soft:
-                if passed > room:
-                    self.over[limit] = self.over.get(limit, 0) + passed - room
-        return passed
-
-    def _checks_of(self, item: Traffic) -> list[tuple[Limit, _Counter]]:
         key = (item.project_id, item.key_id, item.model)
         checks = self._checks.get(key)
         if checks is None:
-            applying = [one for one in self._limits_of(item.project_id, item.key_id) if one.model in ("", item.model)]
-            checks = [(limit, self._counter(limit, item)) for limit in sorted(applying, key=_kind)]
-            self._checks[key] = checks
-        return checks
+            checks = self._checks[key] = self._checks_of(item)
+        sums = (item.requests, item.input_tokens, item.output_tokens, item.nano)
+        passed, stopped_by, over = _fit(checks, item, sums)
+        if passed:
+            whole = passed == item.requests
+            for _, counter, what in checks:
+                counter.take(item, sums[what] if whole else passed * _each(sums[what], item.requests))
+        if counted and stopped_by is not None:
+            self.refused_by[stopped_by] = self.refused_by.get(stopped_by, 0) + item.requests - passed
+        for limit, fitting in over:
+            if counted and passed > fitting:
+                self.over[limit] = self.over.get(limit, 0) + passed - fitting
+        return passed
+
+    def _checks_of(self, item: Traffic) -> list[_Check]:
+        """The limits that apply, in the script's order."""
+        applying = [one for one in self._limits_of(item.project_id, item.key_id) if one.model in ("", item.model)]
+        return [(limit, self._counter(limit, item), _place(limit.metric)) for limit in sorted(applying, key=_kind)]
 
     def _counter(self, limit: Limit, item: Traffic) -> _Counter:
         owners = {LimitLevel.KEY: item.key_id, LimitLevel.PROJECT: item.project_id, LimitLevel.TENANT: self._tenant_id}
@@ -233,6 +230,32 @@ class Replay:
         return counter
 
 
+def _each(total: int, requests: int) -> int:
+    """What one of so many requests takes, rounded up."""
+    return total if requests == 1 else -(-total // requests)
+
+
+def _fit(
+    checks: Iterable[_Check], item: Traffic, sums: tuple[int, ...]
+) -> tuple[int, Limit | None, list[tuple[Limit, int]]]:
+    """Return how many pass, the hard limit that stops the others, and how many fit tighter soft and dark ones."""
+    passed, stopped_by = item.requests, None
+    over: list[tuple[Limit, int]] = []
+    for limit, counter, what in checks:
+        each = _each(sums[what], item.requests)
+        room = limit.amount - counter.held(item.at_us)
+        if not each or room >= each * passed:
+            continue
+        fitting = max(0, room // each)
+        if limit.mode is not LimitMode.HARD:
+            over.append((limit, fitting))
+            continue
+        passed, stopped_by = fitting, limit
+        if not passed:
+            break
+    return passed, stopped_by, over
+
+
 def _kind(limit: Limit) -> int:
     """The script checks what runs at once first, then rates, then spend; within each narrowest first, as given."""
     if limit.metric is LimitMetric.CONCURRENCY:
@@ -240,21 +263,13 @@ def _kind(limit: Limit) -> int:
     return 2 if limit.metric in SPENDS else 1
 
 
-def _sum(metric: LimitMetric, item: Traffic) -> int:
+def _place(metric: LimitMetric) -> int:
+    """Which of requests, input tokens, output tokens and nano a limit counts."""
     if metric is LimitMetric.INPUT_TOKENS_PER_MINUTE:
-        return item.input_tokens
+        return 1
     if metric is LimitMetric.OUTPUT_TOKENS_PER_MINUTE:
-        return item.output_tokens
-    return item.nano if metric in SPENDS else item.requests
-
-
-def _each(metric: LimitMetric, item: Traffic) -> int:
-    """What one of the requests takes, rounded up."""
-    return -(-_sum(metric, item) // item.requests)
-
-
-def _total(metric: LimitMetric, item: Traffic, passed: int) -> int:
-    return _sum(metric, item) if passed == item.requests else passed * _each(metric, item)
+        return 2
+    return 3 if metric in SPENDS else 0
 
 
 def run(replay: Replay, traffic: Iterable[Traffic], since_us: int) -> Outcome:

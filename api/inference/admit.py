@@ -44,6 +44,8 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
         wait_s=wait_s,
     )
     job.admitted_at_us = gateway.clock.now_us()
+    if grant.over:
+        gateway.refusals.note_over(job, grant.over)
     lines = offer.lines
     if lines.named:
         job.limits = lines.of(grant.reply)

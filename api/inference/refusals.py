@@ -16,7 +16,9 @@ from api.inference.job import Job
 from billing.posting import refuses_values
 from core.clock import Clock
 from core.db import Sessions, transaction
+from core.demand import Demand
 from core.errors import PlatformError
+from scheduler.refusals import metric_of
 from tenants import refusals
 from tenants.refusals import NOBODY, Refusal
 
@@ -66,14 +68,23 @@ class Refusals:
             return
         named = error.fields
         level, metric = str(named.get("level", limit[0])), str(named.get("metric", limit[1]))
-        self._add(job, error.code, level, metric, str(named.get("model", "")), "hard")
+        self._add(job, error.code, level, metric, "hard", of_model=bool(named.get("model")))
 
-    def _add(self, job: Job, code: str, level: str, metric: str, limit_model: str, mode: str) -> None:  # noqa: PLR0917
+    def note_over(self, job: Job, over: Iterable[Demand]) -> None:
+        """Count a request that was let in although it passed these soft or dark limits."""
+        for demand in over:
+            level, _, rest = demand.counter.partition(":")
+            mode = "dark" if rest.endswith(":dark") else "soft"
+            of_model = ":m:" in rest.partition(":spend:")[0]
+            self._add(job, demand.refusal, level, metric_of(demand).value, mode, of_model=of_model)
+
+    def _add(self, job: Job, code: str, level: str, metric: str, mode: str, *, of_model: bool) -> None:
         second = self._clock.now_us() // SECOND_US
         if second != self._second:
             self._second, self._room = second, SECOND_MAX
         offer = job.offer
         principal, model = offer.principal, offer.model
+        limit_model = (model.model_name or model.name) if of_model else ""
         key: Key = (second, principal.key_id.int, model.name, code, level, metric, limit_model, mode)
         entry = self._entries.get(key)
         if entry is None and len(self._entries) >= ENTRIES_MAX:

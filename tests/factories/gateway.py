@@ -61,6 +61,7 @@ class FakeAdmission:
         self.gate: asyncio.Event | None = None  # when set, acquire waits for it
         self.calls: list[tuple[Any, float, Tier]] = []
         self.ready = True  # False: Valkey is away
+        self.over: tuple[Demand, ...] = ()  # soft and dark limits that every request passes
 
     def prepare(self, demands: tuple[Demand, ...]) -> Prepared:
         return Prepared(demands)
@@ -83,7 +84,7 @@ class FakeAdmission:
         if self.gate is not None:
             await self.gate.wait()
         reply = [] if self.alone else reply_of(prepared)
-        grant = FakeGrant(request_id, money, reply, (input_tokens, output_tokens))
+        grant = FakeGrant(request_id, money, reply, (input_tokens, output_tokens), over=self.over)
         self.held[request_id] = grant
         return grant
 

@@ -21,6 +21,7 @@ from api.inference.refusals import Refusals, RefusalWriter, by_minute
 from api.inference.request import parse
 from core import db
 from core.clock import ManualClock
+from core.demand import Demand, DemandKind
 from core.errors import ErrorKind, PlatformError
 from core.ids import new_uuid
 from core.settings import Database
@@ -102,6 +103,22 @@ async def test_a_refused_call_is_recorded_with_its_limit(stack: Stack, sessions:
     assert (rate.model, rate.model_id) == ("sim", rig.models["sim"].model_id)
     assert (credit.code, credit.level, credit.metric) == ("INSUFFICIENT_CREDIT", "tenant", "credit")
     assert last.headers["x-request-id"] == f"gen_{credit.sample_request_id.hex}"
+
+
+async def test_a_soft_or_dark_limit_that_was_passed_is_recorded_and_refuses_nothing(stack: Stack) -> None:
+    rig, owner = stack.rig, f"project:{stack.rig.principal.project_id.hex}"
+    demands = (
+        Demand(DemandKind.RATE, f"{owner}:rpm:dark", 1, 5, "RATE_LIMITED", 60, enforced=False),
+        Demand(DemandKind.SPEND, f"{owner}:m:{'0' * 32}:spend:m:2026-11:soft", 0, 5, "BUDGET_EXCEEDED", enforced=False),
+    )
+    rig.admission.over = demands
+    for _ in range(2):
+        assert (await stack.chat("x")).status_code == 200
+    found = rig.gateway.refusals.take(last=True)
+    assert {(one.code, one.level, one.metric, one.limit_model, one.mode): one.requests for one in found} == {
+        ("RATE_LIMITED", "project", "requests_per_minute", "", "dark"): 2,
+        ("BUDGET_EXCEEDED", "project", "spend_per_month", "sim", "soft"): 2,
+    }
 
 
 async def test_what_is_no_refusal_is_not_recorded(stack: Stack) -> None:

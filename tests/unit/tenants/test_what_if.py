@@ -163,8 +163,8 @@ def test_refused_requests_are_taken_to_be_like_those_served() -> None:
     assert means == {"m": Means(15, 6, 4, S)}
     known, unknown = (Sum(START, S, PROJECT, KEY, model, 3, 300, 900) for model in "mn")
     assert list(refused(known, means)) == [
-        at(0, run_us=S, requests=3, input_tokens=45, output_tokens=18, nano=12, refused=True)
+        at(0.999999, run_us=S, requests=3, input_tokens=45, output_tokens=18, nano=12, refused=True)
     ]
     assert list(refused(unknown, means)) == [
-        at(0, model="n", requests=3, input_tokens=300, output_tokens=900, refused=True)
+        at(0.999999, model="n", requests=3, input_tokens=300, output_tokens=900, refused=True)
     ]

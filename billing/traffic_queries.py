@@ -1,0 +1,62 @@
+"""Queries of a tenant's usage as traffic: single events while they are kept, sums by minute for ever."""
+
+from collections.abc import Sequence
+from datetime import date, datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+
+async def requests_by_day(session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime) -> dict[date, int]:
+    """Return how many requests were billed on each UTC day."""
+    statement = """
+        SELECT CAST(minute AT TIME ZONE 'UTC' AS date) AS day, sum(requests)::bigint AS requests FROM usage_rollup
+        WHERE tenant_id = :tenant AND minute >= :since AND minute < :until GROUP BY 1
+    """
+    rows = await session.execute(text(statement), {"tenant": tenant_id, "since": since, "until": until})
+    return {row.day: row.requests for row in rows}
+
+
+async def events(
+    session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime, limit: int
+) -> Sequence[Row[Any]]:
+    """Return events admitted in this time, oldest first. An id is at most a day older than its admission."""
+    statement = """
+        SELECT admitted_at, ended_at, queue_us, project_id, key_id, model_id, model,
+               input_uncached + input_cached + input_cache_write AS input, output + reasoning AS output, amount_pico
+        FROM usage_event
+        WHERE tenant_id = :tenant AND day BETWEEN CAST(:since AS date) - 1 AND CAST(:until AS date)
+          AND admitted_at >= :since AND admitted_at < :until
+        ORDER BY admitted_at, id LIMIT :limit
+    """
+    values = {"tenant": tenant_id, "since": since, "until": until, "limit": limit}
+    return (await session.execute(text(statement), values)).all()
+
+
+async def minutes(
+    session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime, limit: int
+) -> Sequence[Row[Any]]:
+    """Return the sums of minutes by key and model, newest first."""
+    statement = """
+        SELECT minute, project_id, key_id, model_id, model, sum(requests)::bigint AS requests,
+               sum(input_uncached + input_cached + input_cache_write)::bigint AS input,
+               sum(output + reasoning)::bigint AS output, sum(amount_pico) AS amount_pico
+        FROM usage_rollup WHERE tenant_id = :tenant AND minute >= :since AND minute < :until
+        GROUP BY minute, project_id, key_id, model_id, model
+        ORDER BY minute DESC, key_id, model_id, model LIMIT :limit
+    """
+    values = {"tenant": tenant_id, "since": since, "until": until, "limit": limit}
+    return (await session.execute(text(statement), values)).all()
+
+
+async def spent(session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime) -> Sequence[Row[Any]]:
+    """Return what each key spent on each model."""
+    statement = """
+        SELECT project_id, key_id, model_id, sum(amount_pico) AS amount_pico
+        FROM usage_rollup WHERE tenant_id = :tenant AND minute >= :since AND minute < :until
+        GROUP BY project_id, key_id, model_id
+    """
+    values = {"tenant": tenant_id, "since": since, "until": until}
+    return (await session.execute(text(statement), values)).all()
