@@ -411,7 +411,7 @@ class Admission:
         lease = commands.lease_text(
             packed.spec,
             tier=grant.tier,
-            at_us=grant.reply[3] if grant.reply else 0,
+            at_us=grant.reply[3] if grant.reply and packed.epoch == self._upkeep.epoch else 0,
             hold=grant.hold,
             input_tokens=grant.input_tokens,
             output_tokens=grant.output_tokens,

@@ -55,7 +55,7 @@ def over_limit(demand: Demand, retry_after_s: int, *, model: str, wanted: int, h
         text = f"{text} Have the limit raised, or lower max_tokens."
         return PlatformError(demand.refusal, ErrorKind.PAYMENT, text, fields=fields)
     wait = min(RETRY_MAX_S, max(1, retry_after_s))
-    if demand.kind is DemandKind.RATE and wanted > demand.limit:
+    if demand.kind is DemandKind.RATE and demand.unit and wanted > demand.limit:
         lower = "max_tokens" if demand.unit is Unit.OUTPUT_TOKEN else "the length of the prompt"
         text = f"This request alone takes {wanted:,}, more than the limit of {demand.limit:,} {label}. Lower {lower}."
     else:

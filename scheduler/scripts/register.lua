@@ -1,11 +1,11 @@
 -- Enters a running request that this server does not know: after it lost data, or granted while it was away. Idempotent
 -- by request id; takes no notice of limits, since the request runs.
 --
--- One that stands in the queue here leaves it; a grant in the post counts as claimed. What it took of a rate is taken now
--- when the server has forgotten it.
+-- One that stands in the queue here leaves it; a grant in the post counts as claimed. What it takes of a rate is taken
+-- now unless this life of the data has had it.
 --
 -- KEYS: lease
--- ARGV: epoch, request id, lease (granted; admitted at 0 when no server ever did), spec's text
+-- ARGV: epoch, request id, lease (granted; admitted at 0 when that was not in this life), spec's text
 -- Answer: {1 entered, 0 known} or {6} when the epoch changed
 local function register_lease(keys, args)
   local lease, epoch, request = keys[1], args[1], args[2]
@@ -39,17 +39,10 @@ local function register_lease(keys, args)
   write(n)
 
   local at = had and parse(had).at or v.at
-  for _, r in ipairs(s.rates) do
-    local raw = call('GET', r.key)
-    local lost = v.at == 0
-    if not lost and now - v.at < (BUCKETS + 1) * r.width then
-      local bucket, h, l = floor(v.at / r.width), nil, nil
-      if raw then _, h, l = unpack_struct(RATE, raw) end
-      lost = not raw or bucket < h or bucket > l
-    end
-    if lost and not had then
+  if at == 0 then
+    at = now
+    for _, r in ipairs(s.rates) do
       take_rate(r, r.unit == 0 and r.amount or r.unit == 1 and v.input or v.output, now)
-      at = now
     end
   end
   call('HSET', lease, request, pack(LEASE, 'G', v.tier, at, v.input, v.output, v.hold, 0) .. sub(args[3], LEASE_SIZE + 1))

@@ -413,6 +413,91 @@ async def test_one_request_at_a_time(fleet: Fleet, gateways: list[httpx.AsyncCli
     await until(free_again)
 
 
+async def test_of_3000_a_minute_on_the_key_and_100_on_the_tenant_100_pass_over_four_gateways(
+    fleet: Fleet, gateways: list[httpx.AsyncClient]
+) -> None:
+    customer = await fleet.customer("1", limits={"requests_per_minute": 3000, "tenant:requests_per_minute": 100})
+    asked = (gateways[n % REPLICAS].post(CHAT, content=body("x"), headers=customer.headers) for n in range(160))
+    answers = await asyncio.gather(*asked)
+    assert sorted(answer.status_code for answer in answers) == [200] * 100 + [429] * 60
+    for refused in (answer for answer in answers if answer.status_code == 429):
+        assert code_of(refused) == (429, "RATE_LIMITED")
+        details = {"level": "tenant", "metric": "requests_per_minute", "limit": 100, "model": ""}
+        assert refused.json()["error"]["details"] == details
+        assert 1 <= int(refused.headers["retry-after"]) <= 62
+
+
+async def test_tokens_are_taken_as_estimated_and_kept_as_used(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
+    limits = {"input_tokens_per_minute": 50_000, "output_tokens_per_minute": 300}
+    customer = await fleet.customer("1", limits=limits)
+    left = []
+    for gateway in gateways[:3]:
+        content = body("[[sim n=7 p=20]]", max_tokens=100)
+        answer = await gateway.post(CHAT, content=content, headers=customer.headers)
+        assert answer.json()["usage"]["completion_tokens"] == 7
+        assert answer.headers["x-ratelimit-limit-input-tokens"] == "50000"
+        assert answer.headers["x-ratelimit-limit-tokens"] == answer.headers["x-ratelimit-limit-output-tokens"] == "300"
+        assert answer.headers["x-ratelimit-remaining-tokens"] == answer.headers["x-ratelimit-remaining-output-tokens"]
+        left.append(int(answer.headers["x-ratelimit-remaining-tokens"]))
+    assert left == [300 - 100, 300 - 7 - 100, 300 - 14 - 100]
+    refused = await gateways[3].post(CHAT, content=body("x", max_tokens=290), headers=customer.headers)
+    assert code_of(refused) == (429, "TOKENS_LIMITED")
+    assert refused.json()["error"]["details"]["metric"] == "output_tokens_per_minute"
+    assert refused.headers["x-ratelimit-remaining-output-tokens"] == "0"
+    assert int(refused.headers["retry-after"]) >= 1
+    too_large = await gateways[0].post(CHAT, content=body("x", max_tokens=301), headers=customer.headers)
+    assert code_of(too_large) == (429, "TOKENS_LIMITED")
+    assert "max_tokens" in too_large.json()["error"]["message"]
+    listed = await gateways[0].get("/v1/models", headers=customer.headers)
+    assert (listed.status_code, listed.headers["x-ratelimit-limit-output-tokens"]) == (200, "300")
+    embedded = {"model": "sim", "input": "no output at all"}
+    assert (await gateways[0].post("/v1/embeddings", json=embedded, headers=customer.headers)).status_code == 200
+
+
+async def test_of_three_slow_streams_under_a_limit_of_two_the_third_waits_for_an_end(
+    fleet: Fleet, gateways: list[httpx.AsyncClient]
+) -> None:
+    customer = await fleet.customer("1", limits={"concurrency": 2})
+    slow = body("[[sim fault=stall at=3]]", stream=True)
+    first = gateways[0].stream("POST", CHAT, content=slow, headers=customer.headers)
+    second = gateways[1].stream("POST", CHAT, content=slow, headers=customer.headers)
+    async with first as one:
+        async with second as two:
+            assert (one.status_code, two.status_code) == (200, 200)
+            for gateway in gateways:
+                third = await gateway.post(CHAT, content=body("x"), headers=customer.headers)
+                assert code_of(third) == (429, "CONCURRENCY_LIMITED")
+
+        async def let_in() -> bool:
+            return (await gateways[2].post(CHAT, content=body("x"), headers=customer.headers)).status_code == 200
+
+        await until(let_in)  # the first one still runs
+
+
+async def test_a_budget_holds_over_four_gateways_and_counts_what_was_charged(
+    fleet: Fleet, gateways: list[httpx.AsyncClient]
+) -> None:
+    """20 input and 10 output tokens cost 100 millionths; ten such requests are all that a budget of 0.001 pays for."""
+    customer = await fleet.customer("1", limits={"tenant:spend_per_month": "0.001"})
+    content = body("[[sim n=10 p=20]]", max_tokens=10)
+    served = 0
+    for _ in range(30):
+        asked = (gateway.post(CHAT, content=content, headers=customer.headers) for gateway in gateways)
+        answers = await asyncio.gather(*asked)
+        served += sum(answer.status_code == 200 for answer in answers)
+        assert {answer.status_code for answer in answers} <= {200, 402}
+        if all(answer.status_code == 402 for answer in answers):
+            break
+    assert code_of(answers[0]) == (402, "BUDGET_EXCEEDED")
+    assert answers[0].json()["error"]["details"]["metric"] == "spend_per_month"
+    assert 7 <= served <= 10  # the last ones are refused for the most that they may cost
+
+    async def posted() -> bool:
+        return await fleet.available(customer) == f"{1 - served * 0.0001:.12f}"
+
+    await until(posted)
+
+
 # ---- bad input
 
 

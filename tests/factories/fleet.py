@@ -112,10 +112,14 @@ class Fleet:
         assert answer.status_code == 200, answer.text
 
     async def customer(self, credit: str = "10", *, limits: dict[str, Any] | None = None, **key: Any) -> Customer:
-        """Make a tenant with credit and a key that every gateway knows; `limits` are its key's hard ones, by metric."""
+        """Make a tenant with credit and a key that every gateway knows.
+
+        `limits` are hard ones by metric, of the key unless the metric is named like ``tenant:concurrency``.
+        """
         tenant = (await self.create("/tenants", name=f"tenant {uuid4().hex}", currency="USD"))["id"]
         for metric, amount in (limits or {}).items():  # before the key: whoever knows the key knows them
-            await self.limit(f"/tenants/{tenant}", level="key", metric=metric, amount=amount)
+            level, _, name = metric.rpartition(":")
+            await self.limit(f"/tenants/{tenant}", level=level or "key", metric=name, amount=amount)
         made = (await self.create(f"/tenants/{tenant}/projects", name="main"))["id"]
         created = await self.create(f"/tenants/{tenant}/projects/{made}/keys", name="first", **key)
         if credit != "0":

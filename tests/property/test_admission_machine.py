@@ -15,12 +15,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from catalog.types import ServedModel
+from core.demand import Demand, Unit
 from core.errors import PlatformError
 from scheduler import commands
 from scheduler.types import Grant, Prepared
-from tests.factories.scheduler import Fleet, ask, concurrency, money, rate, served_model
+from tests.factories.scheduler import Fleet, ask, concurrency, money, rate, served_model, spend, tokens
 
 GLOBAL_CAP, CAPS, CONCURRENCY, RPM, CREDIT, WAIT_S = 4, (2, 3), 6, 12, 100, 30
+TPM, BUDGET = 60, 80
+SPEND = "key:k:spend:t"
 T = TypeVar("T")
 
 
@@ -32,6 +35,7 @@ class Entry:
     replica: int
     model: int
     hold: int
+    estimate: int  # tokens
     at_s: float
     granted: bool
     task: "asyncio.Task[Grant]"
@@ -47,6 +51,15 @@ class Book:
     settled: list[str] = field(default_factory=list)
     credit: int = CREDIT
     rated: list[float] = field(default_factory=list)
+    tokens: dict[str, tuple[float, int]] = field(default_factory=dict)  # request → when, how many it counts for
+
+    @property
+    def spent(self) -> int:
+        """What the budget has paid or holds: all that is posted, and all that is outstanding."""
+        return CREDIT - self.credit + sum(self.out.values())
+
+    def tokens_of(self, since: float) -> int:
+        return sum(amount for at, amount in self.tokens.values() if at > since)
 
     def running(self, model: int | None = None) -> int:
         return sum(e.granted and model in (None, e.model) for e in self.entries)
@@ -64,6 +77,7 @@ class Book:
         if not served:
             self.out.pop(entry.request.hex)
             self.rated.remove(entry.at_s)
+            self.tokens.pop(entry.request.hex)
 
 
 class AdmissionMachine(RuleBasedStateMachine):
@@ -87,8 +101,16 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.models: list[ServedModel] = [served_model(inflight_max=cap) for cap in CAPS]
         self.prepared: dict[tuple[int, int], Prepared] = {}
         for _ in range(2):
-            await self.fleet.replica(global_inflight_max=GLOBAL_CAP)
+            await self.join()
         await self.fleet.set_credit(self.tenant, CREDIT)
+
+    async def join(self) -> None:
+        await self.fleet.replica(global_inflight_max=GLOBAL_CAP, budget_loader=self.load_budget)
+
+    async def load_budget(self, _: UUID, spends: tuple[Demand, ...]) -> None:
+        """What billing makes of the ledger and of what is outstanding."""
+        assert [demand.counter for demand in spends] == [SPEND]
+        await self.fleet.client.call("SET", f"{{tg}}:c:{SPEND}", self.book.spent, "NX")
 
     def alive(self) -> list[int]:
         return [n for n in range(len(self.fleet.replicas)) if n not in self.dead]
@@ -109,32 +131,44 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     # rules
 
-    @rule(n=st.integers(0, 5), which=st.integers(0, 1), hold=st.integers(0, 30), waits=st.booleans())
-    def acquire(self, n: int, which: int, hold: int, waits: bool) -> None:
-        self.run(self._acquire(self.pick(n), which, hold, waits=waits))
+    @rule(
+        n=st.integers(0, 5),
+        which=st.integers(0, 1),
+        hold=st.integers(0, 30),
+        estimate=st.integers(0, 15),
+        waits=st.booleans(),
+    )
+    def acquire(self, n: int, which: int, hold: int, estimate: int, waits: bool) -> None:
+        self.run(self._acquire(self.pick(n), which, hold, estimate, waits=waits))
 
-    async def _acquire(self, n: int, which: int, hold: int, *, waits: bool) -> None:
+    def expected(self, which: int, hold: int, estimate: int, *, window_s: float, waits: bool) -> str:
+        """What is to be said when a rate remembers so many seconds."""
+        book, since = self.book, self.now - window_s
+        refusals = {
+            "CONCURRENCY_LIMITED": len(book.entries) >= CONCURRENCY,
+            "RATE_LIMITED": sum(at > since for at in book.rated) >= RPM,
+            "TOKENS_LIMITED": estimate > 0 and book.tokens_of(since) + estimate > TPM,
+            "INSUFFICIENT_CREDIT": book.credit - sum(book.out.values()) < hold,
+            "BUDGET_EXCEEDED": book.spent + hold > BUDGET,
+        }
+        behind = any(not e.granted and e.model == which for e in book.entries)
+        passed = "granted" if book.fits(which) and not behind else "waiting" if waits else "MODEL_BUSY"
+        return next((code for code, refuses in refusals.items() if refuses), passed)
+
+    async def _acquire(self, n: int, which: int, hold: int, estimate: int, *, waits: bool) -> None:
         book, replica, request = self.book, self.fleet.replicas[n], uuid4()
         if (n, which) not in self.prepared:
-            self.prepared[n, which] = replica.prepare((rate(RPM), concurrency(CONCURRENCY)))
-        recent = [sum(at > self.now - window for at in book.rated) for window in (59, 63)]
-        behind = any(not e.granted and e.model == which for e in book.entries)
-        if len(book.entries) >= CONCURRENCY:
-            expected = "CONCURRENCY_LIMITED"
-        elif recent[0] >= RPM:
-            expected = "RATE_LIMITED"
-        elif book.credit - sum(book.out.values()) < hold:
-            expected = "INSUFFICIENT_CREDIT"
-        elif book.fits(which) and not behind:
-            expected = "granted"
-        else:
-            expected = "waiting" if waits else "MODEL_BUSY"
+            demands = (rate(RPM), concurrency(CONCURRENCY), tokens(TPM, Unit.INPUT_TOKEN), spend(BUDGET, counter=SPEND))
+            self.prepared[n, which] = replica.prepare(demands)
+        # at the edge of the window either is right
+        right = [self.expected(which, hold, estimate, window_s=edge, waits=waits) for edge in (59, 63)]
         task = asyncio.create_task(
             ask(
                 replica,
                 self.models[which],
                 prepared=self.prepared[n, which],
                 money=money(self.tenant, hold),
+                used=(estimate, 0),
                 wait_s=WAIT_S if waits else 0,
                 request_id=request,
             )
@@ -142,14 +176,14 @@ class AdmissionMachine(RuleBasedStateMachine):
         async with asyncio.timeout(30):
             while not task.done() and request.hex not in replica._waiting:
                 await replica.heartbeat()
-        if recent[1] >= RPM > recent[0] and task.done() and isinstance(task.exception(), PlatformError):
-            expected = task.exception().code  # type: ignore[union-attr] # at the edge of the window either is right
-        assert await self.said(task) == expected
-        if expected in ("granted", "waiting"):
-            entry = Entry(request, n, which, hold, self.now, expected == "granted", task)
+        said = await self.said(task)
+        assert said in right
+        if said in ("granted", "waiting"):
+            entry = Entry(request, n, which, hold, estimate, self.now, said == "granted", task)
             book.entries.append(entry)
             book.out[request.hex] = hold
             book.rated.append(self.now)
+            book.tokens[request.hex] = (self.now, estimate)
 
     async def said(self, task: "asyncio.Task[Grant]") -> str:
         if not task.done():
@@ -164,12 +198,14 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule(n=st.integers(0, 9), share=st.integers(0, 100), event=st.booleans())
     def release(self, n: int, share: int, event: bool) -> None:
         entry = self.mine(granted=True)[n % len(self.mine(granted=True))]
-        self.run(self._release(entry, entry.hold * share // 100 if event else None))
+        self.run(self._release(entry, share, entry.hold * share // 100 if event else None))
 
-    async def _release(self, entry: Entry, charge: int | None) -> None:
+    async def _release(self, entry: Entry, share: int, charge: int | None) -> None:
         replica, grant = self.fleet.replicas[entry.replica], entry.task.result()
-        replica.release(grant, charge)
-        replica.release(grant, 1)
+        used = 0 if charge is None else entry.estimate * share // 100
+        replica.release(grant, charge, used, 0)
+        replica.release(grant, 1, 1, 1)
+        self.book.tokens[entry.request.hex] = (entry.at_s, used)
         self.book.remove(entry, served=True)
         if charge is None:
             self.book.out.pop(entry.request.hex)
@@ -219,7 +255,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             if entry.replica == n:
                 entry.task.cancel()
                 await asyncio.gather(entry.task, return_exceptions=True)
-        await self.fleet.replica(global_inflight_max=GLOBAL_CAP)
+        await self.join()
 
     @rule(steps=st.integers(1, 8))
     def pass_time(self, steps: int) -> None:
@@ -266,8 +302,11 @@ class AdmissionMachine(RuleBasedStateMachine):
         await self.fleet.client.call("FLUSHALL")
         await self.fleet.client.call("SET", commands.OFFSET, offset or 0)
         await self.fleet.set_credit(self.tenant, book.credit)
-        book.rated.clear()
         book.entries = [e for e in book.entries if e.replica not in self.dead]
+        for entry in book.entries:  # what runs is entered anew
+            entry.at_s = self.now
+        book.rated = [self.now] * len(book.entries)
+        book.tokens = {e.request.hex: (self.now, e.estimate) for e in book.entries}
         book.out = {e.request.hex: e.hold for e in book.entries}
         for n in self.alive():
             await self.fleet.replicas[n].resync()
@@ -295,6 +334,10 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert await fleet.load(model) == (book.running(which), waiting)
         assert await fleet.count("global") == book.running()
         assert await fleet.count("key:k:concurrency") == len(book.entries)
+        spent = await fleet.client.call("GET", f"{{tg}}:c:{SPEND}")
+        assert spent is None or int(spent) == book.spent
+        await fleet.rated("key:k:rpm")  # each is the sum of its buckets
+        await fleet.rated("key:k:itpm")
         waiters = await fleet.client.call("GET", commands.WAITERS)
         assert int(waiters or 0) == sum(not e.granted for e in book.entries)
 
