@@ -23,12 +23,13 @@ from api.admin import (
     plans,
     prices,
     projects,
+    secrets,
     tenant_life,
     tenants,
     what_if,
 )
 from api.admin import credits as tenant_credits
-from api.control import generations, health, me, my_tenant, oidc, roles, session, sign_in, usage
+from api.control import generations, health, me, my_keys, my_tenant, oidc, roles, session, sign_in, usage
 from api.control import limits as my_limits
 from api.control import what_if as my_what_if
 from api.middleware import RequestFrame
@@ -59,6 +60,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     tenant_life.router,
     projects.router,
     api_keys.router,
+    my_keys.router,
+    secrets.router,
     limits.router,
     limit_requests.router,
     what_if.router,

@@ -136,6 +136,23 @@ CurrentCaller = Annotated[Caller, Depends(get_caller)]
 CurrentServices = Annotated[Services, Depends(services_of)]
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a changing route works with, in one."""
+
+    session: AsyncSession
+    act: Act
+    services: Services
+    caller: Caller
+
+
+def get_work(session: Session, act: CurrentAct, services: CurrentServices, caller: CurrentCaller) -> Work:
+    return Work(session, act, services, caller)
+
+
+CurrentWork = Annotated[Work, Depends(get_work, scope="function")]
+
+
 def path_id(kind: IdKind, name: str) -> Any:
     example = f"{kind.value}_019a0000000070008000000000000001"
 

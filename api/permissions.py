@@ -93,7 +93,29 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("GET", f"{TENANT}/keys"): _operator(Op.TENANT_READ),
         ("POST", f"{TENANT}/projects/{{project_id}}/keys"): _operator(Op.KEY_WRITE, "api_key.create"),
         ("GET", f"{TENANT}/keys/{{key_id}}"): _operator(Op.TENANT_READ),
+        ("POST", f"{TENANT}/keys/revoke"): _operator(Op.KEY_WRITE, "api_key.revoke_matching"),
+        ("PATCH", f"{TENANT}/keys/{{key_id}}"): _operator(Op.KEY_WRITE, "api_key.update"),
+        ("POST", f"{TENANT}/keys/{{key_id}}/rotate"): _operator(Op.KEY_WRITE, "api_key.rotate"),
+        ("POST", f"{TENANT}/keys/{{key_id}}/suspend"): _operator(Op.SUSPEND, "api_key.suspend"),
+        ("POST", f"{TENANT}/keys/{{key_id}}/resume"): _operator(Op.SUSPEND, "api_key.resume"),
         ("POST", f"{TENANT}/keys/{{key_id}}/revoke"): _operator(Op.KEY_WRITE, "api_key.revoke"),
+        ("GET", f"{ADMIN}/secrets"): _operator(Op.SECRET_WRITE),
+        ("POST", f"{MY_TENANT}/projects/{{project_id}}/keys"): _member(Permission.KEY_WRITE_OWN, "api_key.create"),
+        ("GET", f"{MY_TENANT}/keys"): _member(Permission.KEY_WRITE_OWN, in_any_project=True),
+        ("POST", f"{MY_TENANT}/keys/revoke"): _member(
+            Permission.KEY_WRITE, "api_key.revoke_matching", in_any_project=True
+        ),
+        **{
+            (method, f"{MY_TENANT}/keys/{{key_id}}{path}"): _member(permission, action, in_any_project=True)
+            for method, path, permission, action in (
+                ("GET", "", Permission.KEY_WRITE_OWN, ""),
+                ("PATCH", "", Permission.KEY_WRITE_OWN, "api_key.update"),
+                ("POST", "/rotate", Permission.KEY_WRITE_OWN, "api_key.rotate"),
+                ("POST", "/suspend", Permission.KEY_WRITE, "api_key.suspend"),
+                ("POST", "/resume", Permission.KEY_WRITE, "api_key.resume"),
+                ("POST", "/revoke", Permission.KEY_WRITE_OWN, "api_key.revoke"),
+            )
+        },
         ("GET", f"{TENANT}/limits"): _operator(Op.LIMIT_READ),
         ("PUT", f"{TENANT}/limits"): _operator(Op.LIMIT_WRITE, "limit.set"),
         ("DELETE", f"{TENANT}/limits/{{limit_id}}"): _operator(Op.LIMIT_WRITE, "limit.remove"),

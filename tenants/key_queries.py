@@ -15,6 +15,7 @@ from sqlalchemy import (
     bindparam,
     case,
     exists,
+    false,
     func,
     literal,
     or_,
@@ -25,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tenants.key_types import KeyFilter, KeyState
+from tenants.key_types import KeyFilter, KeyReach, KeyState
 from tenants.limit_tables import PlanRow
 from tenants.tables import (
     ApiKeyRow,
@@ -94,7 +95,7 @@ _TOUCHED_BY = {  # kind of a configuration change → whose keys it touches
     "project": ApiKeyRow.project_id,
     "tenant": ApiKeyRow.tenant_id,
     "person": ApiKeyRow.owner_person_id,
-    "member": ApiKeyRow.owner_person_id,
+    "member": ApiKeyRow.owner_person_id,  # whose the membership is; one that was removed comes as its person
     "service_account": ApiKeyRow.owner_service_account_id,
 }
 KINDS = frozenset(_TOUCHED_BY)
@@ -159,7 +160,10 @@ def principal_rows_of(
     session: AsyncSession, kind: str, entity_ids: Collection[UUID], pepper_ids: Collection[str] | None
 ) -> AsyncIterator[Sequence[PrincipalRow]]:
     """Yield the secrets that changes of these keys, projects, tenants or owners touch, forgotten ones too."""
-    return _slices(session, _principals(_TOUCHED_BY[kind].in_(list(entity_ids)), _under(pepper_ids)))
+    touched = _TOUCHED_BY[kind].in_(list(entity_ids))
+    if kind == "member":
+        touched = _TOUCHED_BY[kind].in_(select(MemberRow.person_id).where(MemberRow.id.in_(list(entity_ids))))
+    return _slices(session, _principals(touched, _under(pepper_ids)))
 
 
 async def principal_rows_by_digest(session: AsyncSession, digests: Collection[bytes]) -> Sequence[PrincipalRow]:
@@ -218,6 +222,17 @@ _STATE: Mapping[KeyState, ColumnElement[bool]] = {
 }
 
 
+def _reached(reach: KeyReach | None) -> ColumnElement[bool]:
+    if reach is None:
+        return true()
+    own: ColumnElement[bool] = false()
+    if reach.owner.person_id is not None:
+        own = ApiKeyRow.owner_person_id == reach.owner.person_id
+    elif reach.owner.service_account_id is not None:
+        own = ApiKeyRow.owner_service_account_id == reach.owner.service_account_id
+    return or_(own, ApiKeyRow.project_id.in_(list(reach.project_ids)))
+
+
 def _conditions(tenant_id: UUID, wanted: KeyFilter) -> list[ColumnElement[bool]]:
     of_key = (ApiKeySecretRow.tenant_id == ApiKeyRow.tenant_id, ApiKeySecretRow.key_id == ApiKeyRow.id)
     used_at = func.coalesce(ApiKeyRow.last_used_at, ApiKeyRow.created_at)
@@ -236,6 +251,7 @@ def _conditions(tenant_id: UUID, wanted: KeyFilter) -> list[ColumnElement[bool]]
             wanted.prefix,
             lambda: exists().where(*of_key, ApiKeySecretRow.prefix.startswith(wanted.prefix, autoescape=True)),
         ),
+        (wanted.reach, lambda: _reached(wanted.reach)),
         (wanted.last4, lambda: exists().where(*of_key, ApiKeySecretRow.last4 == wanted.last4)),
     )
     return [ApiKeyRow.tenant_id == tenant_id, *(make() for value, make in asked if value)]

@@ -1,11 +1,11 @@
 """Words of API keys beyond `tenants.types`: states, filters, and what somebody may give."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
 
-from tenants.types import ApiKey, Scope
+from tenants.types import NO_OWNER, ApiKey, KeyOwner, Scope
 
 
 class KeyState(StrEnum):
@@ -15,6 +15,17 @@ class KeyState(StrEnum):
     SUSPENDED = "suspended"
     EXPIRED = "expired"
     REVOKED = "revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReach:
+    """Whose keys somebody may act on: those of one owner, and all of some projects."""
+
+    owner: KeyOwner
+    project_ids: frozenset[UUID] = frozenset()
+
+    def has(self, key: ApiKey) -> bool:
+        return key.project_id in self.project_ids or (key.owner == self.owner and self.owner != NO_OWNER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +41,12 @@ class KeyFilter:
     last4: str = ""
     expiring_before: datetime | None = None
     unused_since: datetime | None = None
+    reach: KeyReach | None = None  # of whoever asks; None: every key
 
     @property
     def narrows(self) -> bool:
         """Whether anything is asked for at all."""
-        return self != KeyFilter()
+        return replace(self, reach=None) != KeyFilter()
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ async def load_changed(
     Args:
         session: reads.
         kind: one of `KEY_KINDS`.
-        entity_ids: which keys, projects, tenants, people (for ``person`` and ``member``) or service accounts.
+        entity_ids: which keys, projects, tenants, people, memberships or service accounts.
         pepper_ids: as in `load_all`.
     """
     shared, books = Shared(), _Books(session)

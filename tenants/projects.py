@@ -46,6 +46,11 @@ async def get(session: AsyncSession, tenant_id: UUID, project_id: UUID) -> Proje
     return _project(await _row(session, tenant_id, project_id))
 
 
+async def ids(session: AsyncSession, tenant_id: UUID) -> Sequence[UUID]:
+    """Return every project of the tenant, by id alone."""
+    return await queries.project_ids(session, tenant_id)
+
+
 async def list_projects(session: AsyncSession, tenant_id: UUID, *, after: UUID | None, limit: int) -> Sequence[Project]:
     """Return at most `limit` projects of the tenant, newest first."""
     return [_project(row) for row in await queries.projects(session, tenant_id, after, limit)]
@@ -62,8 +67,12 @@ async def update(session: AsyncSession, tenant_id: UUID, project_id: UUID, *, st
     return _project(row)
 
 
-async def suspend(session: AsyncSession, tenant_id: UUID, project_id: UUID) -> Project:
-    return await update(session, tenant_id, project_id, status=Status.SUSPENDED)
+async def suspend(session: AsyncSession, tenant_id: UUID, project_id: UUID, *, hard: bool = False) -> Project:
+    """Refuse all calls of the project until resumed. With `hard` running answers are cut too."""
+    project = await update(session, tenant_id, project_id, status=Status.SUSPENDED)
+    if hard:
+        await record_config_change(session, "project.end", project_id)
+    return project
 
 
 async def resume(session: AsyncSession, tenant_id: UUID, project_id: UUID) -> Project:

@@ -45,6 +45,10 @@ async def project(session: AsyncSession, tenant_id: UUID, project_id: UUID) -> P
     return (await session.scalars(query)).one_or_none()
 
 
+async def project_ids(session: AsyncSession, tenant_id: UUID) -> Sequence[UUID]:
+    return (await session.scalars(select(ProjectRow.id).where(ProjectRow.tenant_id == tenant_id))).all()
+
+
 async def projects(session: AsyncSession, tenant_id: UUID, after: UUID | None, limit: int) -> Sequence[ProjectRow]:
     query = select(ProjectRow).where(ProjectRow.tenant_id == tenant_id).order_by(ProjectRow.id.desc()).limit(limit)
     if after is not None:

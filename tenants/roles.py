@@ -60,15 +60,15 @@ class OperatorPermission(StrEnum):
 
 WORDS: Mapping[Permission, str] = MappingProxyType(
     {
-        Permission.TENANT_READ: "see the organisation, its projects, models and keys (never a key's secret)",
+        Permission.TENANT_READ: "see the organisation, its projects and models",
         Permission.TENANT_UPDATE: "rename the organisation and change its settings",
         Permission.TENANT_CLOSE: "close the organisation for good",
         Permission.PROJECT_WRITE: "make, rename, suspend and resume projects",
         Permission.MEMBER_READ: "see who is a member, with which role",
         Permission.MEMBER_WRITE: "invite people, change roles, suspend and remove members",
         Permission.SERVICE_ACCOUNT_WRITE: "make, suspend and delete service accounts",
-        Permission.KEY_WRITE_OWN: "make, rotate and revoke API keys of one's own",
-        Permission.KEY_WRITE: "make, change, rotate, suspend and revoke all API keys",
+        Permission.KEY_WRITE_OWN: "see, make, change, rotate and revoke API keys of one's own",
+        Permission.KEY_WRITE: "see, make, change, rotate, suspend and revoke all API keys",
         Permission.LIMIT_READ: "see limits, budgets and what of them is used",
         Permission.LIMIT_WRITE: "set limits and budgets of projects and keys, within the organisation's own",
         Permission.LIMIT_REQUEST: "ask for higher limits",

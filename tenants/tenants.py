@@ -105,9 +105,12 @@ async def update(
     return _tenant(row)
 
 
-async def suspend(session: AsyncSession, tenant_id: UUID) -> Tenant:
-    """Refuse all calls of the tenant until resumed; nothing is lost."""
-    return await update(session, tenant_id, status=Status.SUSPENDED)
+async def suspend(session: AsyncSession, tenant_id: UUID, *, hard: bool = False) -> Tenant:
+    """Refuse all calls of the tenant until resumed; nothing is lost. With `hard` running answers are cut too."""
+    tenant = await update(session, tenant_id, status=Status.SUSPENDED)
+    if hard:
+        await record_config_change(session, "tenant.end", tenant_id)
+    return tenant
 
 
 async def resume(session: AsyncSession, tenant_id: UUID) -> Tenant:

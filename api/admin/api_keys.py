@@ -1,156 +1,137 @@
-"""Operators: API keys of a tenant. The secret is in the answer of the creation and nowhere else."""
+"""Operators: API keys of any tenant. A secret is in the answer of its making and nowhere else."""
 
-from datetime import datetime
-from typing import Annotated
+from uuid import UUID
 
 from fastapi import APIRouter
-from pydantic import Field, StringConstraints
 
-from api.deps import CurrentAct, CurrentPaging, CurrentServices, KeyId, ProjectId, ReadSession, Session, TenantId
-from api.guard import GuardedRoute
+from api import keys
+from api.deps import (
+    CurrentPaging,
+    CurrentWork,
+    KeyId,
+    ProjectId,
+    ReadSession,
+    TenantId,
+)
+from api.guard import Caller, GuardedRoute
+from api.keys import (
+    ApiKeyChange,
+    ApiKeyCreated,
+    ApiKeyIn,
+    ApiKeyOut,
+    ApiKeyPage,
+    BulkRevoked,
+    BulkRevokeIn,
+    CurrentFilter,
+    Hand,
+    RevokeIn,
+    RotateIn,
+)
 from api.permissions import TENANT
-from api.schemas import Input, Instant, Name, Output, ScopeName, TierName
-from core.ids import IdKind, format_id
-from core.pagination import page_of
-from core.tiers import Tier
+from api.schemas import problems
 from tenants import api_keys, tenants
-from tenants.errors import invalid
-from tenants.types import DEFAULT_SCOPES, ApiKey, KeyLimits
+from tenants.types import Status
 
 router = APIRouter(route_class=GuardedRoute, tags=["API keys"])
 
-Pattern = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,128}$")]
-Network = Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F:./]{1,64}$")]
+KEY = f"{TENANT}/keys/{{key_id}}"
 
 
-class ApiKeyIn(Input):
-    """A new key."""
-
-    name: Name
-    scopes: list[ScopeName] = Field(default_factory=lambda: sorted(DEFAULT_SCOPES), min_length=1, max_length=8)
-    tier_default: TierName = "standard"
-    tier_max: TierName = "priority"
-    model_patterns: list[Pattern] = Field(
-        default_factory=list, max_length=64, description="Shell patterns on model names; none means every model."
-    )
-    allowed_networks: list[Network] = Field(
-        default_factory=list, max_length=64, description="CIDR networks; none means from anywhere."
-    )
-    expires_at: Instant | None = None
+def _hand(caller: Caller, tenant_id: UUID) -> Hand:
+    return Hand(tenant_id, caller.operator.id if caller.operator is not None else None)
 
 
-class ApiKeyOut(Output):
-    """A key as people recognise it; the secret is not kept."""
-
-    id: str
-    tenant_id: str
-    project_id: str
-    name: str
-    prefix: str
-    last4: str
-    scopes: list[ScopeName]
-    tier_default: TierName
-    tier_max: TierName
-    model_patterns: list[str]
-    allowed_networks: list[str]
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None
-
-
-class ApiKeyCreated(Output):
-    """The only time the secret is shown."""
-
-    api_key: ApiKeyOut
-    secret: str = Field(description="`tg_` and 46 characters. Keep it: it cannot be shown again.")
-
-
-class ApiKeyPage(Output):
-    """Newest first, revoked ones too; `next_after` is null at the end."""
-
-    items: list[ApiKeyOut]
-    next_after: str | None
-
-
-def _tier_name(tier: Tier) -> TierName:
-    names: dict[Tier, TierName] = {Tier.BATCH: "batch", Tier.STANDARD: "standard", Tier.PRIORITY: "priority"}
-    return names[tier]
-
-
-def _out(key: ApiKey) -> ApiKeyOut:
-    limits = key.limits
-    return ApiKeyOut(
-        id=format_id(IdKind.API_KEY, key.id),
-        tenant_id=format_id(IdKind.TENANT, key.tenant_id),
-        project_id=format_id(IdKind.PROJECT, key.project_id),
-        name=key.name,
-        prefix=key.prefix,
-        last4=key.last4,
-        scopes=sorted(limits.scopes),
-        tier_default=_tier_name(limits.tier_default),
-        tier_max=_tier_name(limits.tier_max),
-        model_patterns=list(limits.model_patterns),
-        allowed_networks=list(limits.allowed_networks),
-        created_at=key.created_at,
-        expires_at=limits.expires_at,
-        revoked_at=key.revoked_at,
-        last_used_at=key.last_used_at,
-    )
-
-
-def _limits(body: ApiKeyIn) -> KeyLimits:
-    return KeyLimits(
-        scopes=frozenset(body.scopes),
-        tier_default=Tier[body.tier_default.upper()],
-        tier_max=Tier[body.tier_max.upper()],
-        model_patterns=tuple(body.model_patterns),
-        allowed_networks=tuple(body.allowed_networks),
-        expires_at=body.expires_at,
-    )
-
-
-@router.post(f"{TENANT}/projects/{{project_id}}/keys", status_code=201, summary="Create an API key")
+@router.post(
+    f"{TENANT}/projects/{{project_id}}/keys", status_code=201, summary="Create an API key", responses=problems(400)
+)
 async def create_api_key(
-    *,
     tenant_id: TenantId,
     project_id: ProjectId,
     body: ApiKeyIn,
-    session: Session,
-    act: CurrentAct,
-    services: CurrentServices,
+    work: CurrentWork,
 ) -> ApiKeyCreated:
     """Make a key in a project. The secret is shown here once; gateways know it within a second."""
-    if body.expires_at is not None and body.expires_at <= services.clock.now():
-        raise invalid("expires_at", "The key would have expired already.")
-    key, secret = await api_keys.create(
-        session, tenant_id, project_id, name=body.name, pepper=services.pepper, limits=_limits(body)
-    )
-    act.on(key.id, name=key.name, project_id=format_id(IdKind.PROJECT, project_id))
-    return ApiKeyCreated(api_key=_out(key), secret=secret)
+    return await keys.make(work, _hand(work.caller, tenant_id), project_id, body, body.owner())
 
 
-@router.get(f"{TENANT}/keys", summary="List a tenant's API keys")
-async def list_api_keys(tenant_id: TenantId, session: ReadSession, paging: CurrentPaging) -> ApiKeyPage:
+@router.get(f"{TENANT}/keys", summary="List and search a tenant's API keys")
+async def list_api_keys(
+    tenant_id: TenantId, wanted: CurrentFilter, session: ReadSession, paging: CurrentPaging
+) -> ApiKeyPage:
     await tenants.get(session, tenant_id)
-    found = await api_keys.list_keys(session, tenant_id, after=paging.after, limit=paging.limit_probe)
-    page = page_of(found, paging.limit, lambda key: key.id)
-    return ApiKeyPage(
-        items=[_out(key) for key in page.items],
-        next_after=page.next_after and format_id(IdKind.API_KEY, page.next_after),
-    )
+    return await keys.page(session, Hand(tenant_id, None), wanted, paging)
 
 
-@router.get(f"{TENANT}/keys/{{key_id}}", summary="Read an API key")
+@router.post(f"{TENANT}/keys/revoke", summary="Revoke every API key that matches", responses=problems(400, 409))
+async def revoke_api_keys(
+    tenant_id: TenantId,
+    body: BulkRevokeIn,
+    work: CurrentWork,
+) -> BulkRevoked:
+    """Say which keys match, or with the count that was seen revoke them: at most 1,000, in one audit record."""
+    await tenants.get(work.session, tenant_id)
+    return await keys.revoke_many(work, _hand(work.caller, tenant_id), body)
+
+
+@router.get(KEY, summary="Read an API key")
 async def get_api_key(tenant_id: TenantId, key_id: KeyId, session: ReadSession) -> ApiKeyOut:
-    return _out(await api_keys.get(session, tenant_id, key_id))
+    return keys.shown(await api_keys.get(session, tenant_id, key_id))
 
 
-@router.post(f"{TENANT}/keys/{{key_id}}/revoke", summary="Revoke an API key")
-async def revoke_api_key(
-    tenant_id: TenantId, key_id: KeyId, session: Session, act: CurrentAct, services: CurrentServices
+@router.patch(KEY, summary="Change an API key", responses=problems(400, 409))
+async def update_api_key(
+    tenant_id: TenantId,
+    key_id: KeyId,
+    body: ApiKeyChange,
+    work: CurrentWork,
 ) -> ApiKeyOut:
-    """End a key for good. Gateways refuse it within a second; streams that run end normally. Repeating is harmless."""
-    key = await api_keys.revoke(session, tenant_id, key_id, clock=services.clock)
-    act.on(key.id)
-    return _out(key)
+    """Change what is named; gateways follow within a second. A key's project never changes."""
+    hand = _hand(work.caller, tenant_id)
+    return await keys.change(work, hand, await keys.taken(work.session, hand, key_id), body)
+
+
+@router.post(f"{KEY}/rotate", summary="Give an API key a new secret", responses=problems(400, 409))
+async def rotate_api_key(
+    tenant_id: TenantId,
+    key_id: KeyId,
+    body: RotateIn,
+    work: CurrentWork,
+) -> ApiKeyCreated:
+    """The secret before works for the overlap, any older one ends now. Limits and usage stay the key's."""
+    hand = _hand(work.caller, tenant_id)
+    return await keys.rotate(work, hand, await keys.taken(work.session, hand, key_id), body)
+
+
+@router.post(f"{KEY}/suspend", summary="Suspend an API key", responses=problems(409))
+async def suspend_api_key(
+    tenant_id: TenantId,
+    key_id: KeyId,
+    work: CurrentWork,
+) -> ApiKeyOut:
+    """Refuse the key within a second, until it is resumed. Repeating is harmless."""
+    hand = _hand(work.caller, tenant_id)
+    key = await keys.taken(work.session, hand, key_id)
+    return await keys.set_status(work, hand, key, Status.SUSPENDED)
+
+
+@router.post(f"{KEY}/resume", summary="Resume an API key", responses=problems(409))
+async def resume_api_key(
+    tenant_id: TenantId,
+    key_id: KeyId,
+    work: CurrentWork,
+) -> ApiKeyOut:
+    hand = _hand(work.caller, tenant_id)
+    key = await keys.taken(work.session, hand, key_id)
+    return await keys.set_status(work, hand, key, Status.ACTIVE)
+
+
+@router.post(f"{KEY}/revoke", summary="Revoke an API key")
+async def revoke_api_key(
+    tenant_id: TenantId,
+    key_id: KeyId,
+    work: CurrentWork,
+    body: RevokeIn | None = None,
+) -> ApiKeyOut:
+    """End a key for good. Gateways refuse it within a second; streams that run end normally, unless `hard`."""
+    hand = _hand(work.caller, tenant_id)
+    return await keys.revoke(work, hand, await keys.taken(work.session, hand, key_id), body)
