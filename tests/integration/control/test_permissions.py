@@ -164,6 +164,7 @@ async def test_ids_of_nothing_and_of_others_look_alike(admin: Client, sessions: 
     limit = {"metric": "concurrency", "amount": 1, "reason": "x"}
     bodies: dict[str, object] = {"PATCH": {"status": "active"}, "POST": {"name": "x"}, "PUT": limit}
     endings: dict[str, object] = {"/rotate": {"overlap_s": 0}, "/suspend": {}, "/resume": {}, "/revoke": {}}
+    endings["/keys/{key_id}"] = {"name": "x"}
     for method, path, rule in GUARDED:
         if rule.caller is not CallerKind.OPERATOR:
             continue
