@@ -29,6 +29,7 @@ from api.admin import (
     what_if,
 )
 from api.admin import credits as tenant_credits
+from api.control import audit as my_audit
 from api.control import generations, health, me, my_keys, my_tenant, oidc, roles, session, sign_in, usage
 from api.control import limits as my_limits
 from api.control import what_if as my_what_if
@@ -74,6 +75,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     operators.router,
     identity_providers.router,
     audit.router,
+    my_audit.router,
     health.router,
 )
 

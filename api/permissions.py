@@ -191,6 +191,7 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("PUT", f"{MY_TENANT}/billing-profile"): _member(Permission.BILLING_WRITE, "billing_profile.put"),
         ("GET", f"{MY_TENANT}/balance"): _member(Permission.BILLING_READ),
         ("GET", f"{MY_TENANT}/usage"): _member(Permission.USAGE_READ),
+        ("GET", f"{MY_TENANT}/audit"): _member(Permission.AUDIT_READ),
         ("GET", f"{MY_TENANT}/refusals"): _member(Permission.USAGE_READ),
         ("POST", f"{MY_TENANT}/limits/what-if"): _member(Permission.LIMIT_WRITE, "limit.preview"),
         ("GET", "/api/v1/roles"): _own(),

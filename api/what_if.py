@@ -48,17 +48,21 @@ class Preview:
 
 
 def span(since: datetime | None, until: datetime | None, now: datetime) -> tuple[datetime, datetime]:
-    """Return the time to replay, in whole minutes.
+    """Return the time to replay, in whole minutes; the minute that runs is in it.
 
     Raises:
         PlatformError: INVALID_RANGE.
     """
-    until = (min(until or now, now)).astimezone(UTC).replace(second=0, microsecond=0)
-    since = (since or until - SPAN_DEFAULT).astimezone(UTC).replace(second=0, microsecond=0)
+    until = _minute(min(until or now, now) + MINUTE - timedelta(microseconds=1))
+    since = _minute(since or until - SPAN_DEFAULT)
     if not timedelta() < until - since <= SPAN_MAX:
         message = f"The time to replay lies in the past and is {SPAN_MAX.days} days at most."
         raise PlatformError("INVALID_RANGE", ErrorKind.INVALID, message, param="since")
     return since, until
+
+
+def _minute(at: datetime) -> datetime:
+    return at.astimezone(UTC).replace(second=0, microsecond=0)
 
 
 async def preview(

@@ -29,7 +29,10 @@ def _where(wanted: AuditFilter) -> tuple[list[str], dict[str, object]]:
         "r.details::text ILIKE :text": ("text", f"%{wanted.text.translate(LIKE_ESCAPES)}%" if wanted.text else None),
     }
     kept = {condition: pair for condition, pair in conditions.items() if pair[1] is not None}
-    return list(kept), dict(kept.values())
+    conditions_kept = list(kept)
+    if wanted.to_members and (wanted.text or wanted.actor_id):
+        conditions_kept.append("r.actor_kind <> 'operator'")
+    return conditions_kept, dict(kept.values())
 
 
 async def records(session: AsyncSession, wanted: AuditFilter, after: UUID | None, limit: int) -> Sequence[TrailRow]:

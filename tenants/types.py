@@ -362,3 +362,4 @@ class AuditFilter(msgspec.Struct, frozen=True):
     since: datetime | None = None  # included
     until: datetime | None = None  # not included
     text: str = ""
+    to_members: bool = False  # what operators' records hide from members does not decide whether they are found

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from api.billing_profiles import BillingProfileIn, BillingProfileOut, CloseIn, shown
-from api.deps import CurrentAct, CurrentServices, ProjectId, ReadSession, Session, TenantId
+from api.deps import CurrentAct, CurrentServices, ProjectId, ReadSession, Session, TenantId, changed
 from api.guard import GuardedRoute
 from api.permissions import TENANT
 from api.schemas import Input, problems
@@ -56,9 +56,10 @@ async def put_billing_profile(
     tenant_id: TenantId, body: BillingProfileIn, session: Session, act: CurrentAct, services: CurrentServices
 ) -> BillingProfileOut:
     await tenants.get(session, tenant_id)
-    changed = await billing_profiles.put(session, tenant_id, body.profile(), now=services.clock.now())
-    act.on(tenant_id)
-    return shown(changed)
+    before = shown(await billing_profiles.get(session, tenant_id))
+    after = shown(await billing_profiles.put(session, tenant_id, body.profile(), now=services.clock.now()))
+    act.on(tenant_id, changed=sorted(changed(before, after)))  # no values: they are forgotten one day, the trail is not
+    return after
 
 
 @router.post(f"{PROJECT}/suspend", status_code=204, summary="Suspend a project")

@@ -5,7 +5,7 @@ from datetime import datetime
 from fastapi import APIRouter
 
 from api.billing_profiles import BillingProfileIn, BillingProfileOut, CloseIn, shown
-from api.deps import CurrentAct, CurrentServices, ReadSession, Session, TenantId
+from api.deps import CurrentAct, CurrentServices, ReadSession, Session, TenantId, changed
 from api.guard import GuardedRoute
 from api.money import Day, balance_of, usage_of
 from api.permissions import MY_TENANT
@@ -67,9 +67,10 @@ async def get_my_billing_profile(tenant_id: TenantId, session: ReadSession) -> B
 async def put_my_billing_profile(
     tenant_id: TenantId, body: BillingProfileIn, session: Session, act: CurrentAct, services: CurrentServices
 ) -> BillingProfileOut:
-    changed = await billing_profiles.put(session, tenant_id, body.profile(), now=services.clock.now())
-    act.on(tenant_id)
-    return shown(changed)
+    before = shown(await billing_profiles.get(session, tenant_id))
+    after = shown(await billing_profiles.put(session, tenant_id, body.profile(), now=services.clock.now()))
+    act.on(tenant_id, changed=sorted(changed(before, after)))  # no values: they are forgotten one day, the trail is not
+    return after
 
 
 @router.post(f"{MY_TENANT}/close", status_code=204, summary="Close your organisation for good", responses=problems(400))

@@ -338,6 +338,45 @@ async def test_the_audit_trail_has_the_address_that_the_front_door_saw(fleet: Fl
     assert (record["client_ip"], record["request_id"]) == ("127.0.0.1", changed.headers["x-request-id"])
 
 
+async def test_what_was_refused_is_known_and_can_be_tried_under_other_limits(
+    fleet: Fleet, gateways: list[httpx.AsyncClient]
+) -> None:
+    """2 a minute for the key, 5 calls over four gateways: 3 are refused, and would have been served under 10."""
+    customer = await fleet.customer("1")
+    tenant = f"/api/v1/admin/tenants/{customer.tenant_id}"
+    rule = {"metric": "requests_per_minute", "amount": 2, "reason": "a trial"}
+    (await fleet.operator.put(f"{tenant}/keys/{customer.key_id}/limits", json=rule)).raise_for_status()
+    shown = ""
+    while shown != "2":  # until every gateway has it
+        answers = [await one.post(CHAT, content=b"{}", headers=customer.headers) for one in gateways]
+        shown = min(answer.headers.get("x-ratelimit-limit-requests", "-") for answer in answers)
+    answers = [await gateways[n % REPLICAS].post(CHAT, content=body("x"), headers=customer.headers) for n in range(5)]
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429]
+    found: list[dict[str, Any]] = []
+
+    async def written() -> bool:
+        found[:] = (await fleet.operator.get(f"{tenant}/refusals")).json()["items"]
+        return sum(int(row["requests"]) for row in found) == 3
+
+    await until(written)
+    assert {(row["model"], row["code"], row["level"], row["metric"], row["mode"]) for row in found} == {
+        ("sim", "RATE_LIMITED", "key", "requests_per_minute", "hard")
+    }
+    assert found[0]["sample_request_id"] in {answer.headers["x-request-id"] for answer in answers}
+
+    async def tried(amount: int) -> tuple[int, int, int]:
+        limit = {"level": "key", "key_id": customer.key_id, "metric": "requests_per_minute", "amount": amount}
+        answer = await fleet.operator.post(f"{tenant}/limits/what-if", json={"limits": [limit]})
+        total = answer.raise_for_status().json()["total"]
+        return total["requests"], total["newly_served"], total["newly_refused"]
+
+    async def posted() -> bool:
+        return (await tried(10))[0] == 5
+
+    await until(posted)
+    assert [await tried(amount) for amount in (10, 3, 1)] == [(5, 3, 0), (5, 1, 0), (5, 0, 1)]
+
+
 async def test_a_key_sees_the_models_it_may_use_and_no_others(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
     customer = await fleet.customer("1", model_patterns=["s*"])
     gateway, headers = gateways[0], customer.headers

@@ -15,7 +15,9 @@ from starlette.requests import Request
 from api.deps import client_ip_of, differences
 from core import db
 from tenants import audit
-from tenants.types import SYSTEM, Actor, ActorKind, AuditFilter
+from tenants.types import SYSTEM, Actor, ActorKind, AuditFilter, Role
+from tests.factories.people import member
+from tests.factories.tenants import customer
 from tests.integration.control.conftest import Client
 
 AUDIT = "/api/v1/admin/audit"
@@ -168,6 +170,32 @@ async def test_what_a_change_changed_is_in_its_record(admin: Client) -> None:
     [record] = (await admin.get(AUDIT, params={"action": "tenant.update"})).json()["items"]
     assert record["details"] == {"status": {"from": "active", "to": "suspended"}}
     assert record["client_ip"] == "127.0.0.1"
+
+
+async def test_members_read_the_trail_of_their_own_organisation(
+    admin: Client, anonymous: Client, sessions: db.Sessions
+) -> None:
+    """With what they did themselves in full, and of operators only that they acted."""
+    mine, theirs = await customer(sessions), await customer(sessions)
+    owner = await member(sessions, mine.tenant.id, Role.OWNER)
+    client, tenant = anonymous.visited_by(owner), f"/api/v1/tenants/ten_{mine.tenant.id.hex}"
+    profile = {"legal_name": "Acme Inc.", "country": "DE"}
+    assert (await client.call("PUT", f"{tenant}/billing-profile", json=profile)).status_code == 200
+    for made in (mine, theirs):
+        await admin.patch(f"/api/v1/admin/tenants/ten_{made.tenant.id.hex}", {"tz": "Europe/Berlin"})
+    found = (await client.get(f"{tenant}/audit", params={"tenant_id": f"ten_{theirs.tenant.id.hex}"})).json()["items"]
+    assert [(r["action"], r["actor_kind"], r["client_ip"], r["details"]) for r in found] == [
+        ("tenant.update", "operator", "", {}),
+        ("billing_profile.put", "person", "127.0.0.1", {"changed": ["country", "legal_name"]}),
+    ]
+    assert [record["actor_id"] for record in found] == [None, f"per_{owner.person.id.hex}"]
+    by_me = await client.get(f"{tenant}/audit", params={"actor_id": f"per_{owner.person.id.hex}"})
+    assert [record["action"] for record in by_me.json()["items"]] == ["billing_profile.put"]
+    for text, actions in (("Berlin", []), ("legal_name", ["billing_profile.put"])):
+        searched = await client.get(f"{tenant}/audit", params={"text": text})
+        assert [record["action"] for record in searched.json()["items"]] == actions
+    viewer = anonymous.visited_by(await member(sessions, mine.tenant.id, Role.VIEWER))
+    assert (await viewer.get(f"{tenant}/audit")).status_code == 403
 
 
 def test_a_difference_hides_what_looks_like_a_secret() -> None:
