@@ -70,6 +70,8 @@ async def recognise(
         session.add(row)
     row.person_id, row.seen_at = person.id, now
     await session.flush()
+    if created or linked:
+        await record_config_change(session, "person", person.id)
     changed = await apply(session, provider, person, given, now=now)
     return Recognised(person, created, linked, changed)
 

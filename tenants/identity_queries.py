@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import any_, delete, func, literal, select, tuple_, update
+from sqlalchemy import Row, and_, any_, delete, func, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tenants.identity_tables import GroupMappingRow, IdentityProviderRow, PersonIdentityRow, ProviderSessionRow
+from tenants.limit_tables import PlanRow
 from tenants.queries import UNIQUE_VIOLATION
-from tenants.tables import MemberRow, OperatorRow, PersonRow, SessionRow
+from tenants.tables import MemberRow, OperatorRow, PersonRow, ProjectRow, SessionRow, TenantRow
 
 
 async def flush_unique(session: AsyncSession) -> bool:
@@ -65,6 +67,13 @@ async def identity(session: AsyncSession, provider_id: UUID, subject: str) -> Pe
         PersonIdentityRow.provider_id == provider_id, PersonIdentityRow.subject == subject
     )
     return (await session.scalars(query.with_for_update(key_share=True))).one_or_none()
+
+
+async def delete_identities(session: AsyncSession, person_id: UUID) -> None:
+    """Forget by which subjects a person signed in; should one come back, it is somebody new."""
+    sessions = select(SessionRow.id).where(SessionRow.person_id == person_id)
+    await session.execute(delete(ProviderSessionRow).where(ProviderSessionRow.session_id.in_(sessions)))
+    await session.execute(delete(PersonIdentityRow).where(PersonIdentityRow.person_id == person_id))
 
 
 async def given_members(session: AsyncSession, person_id: UUID, origin: str) -> Sequence[MemberRow]:
@@ -127,9 +136,47 @@ async def delete_provider(session: AsyncSession, provider_id: UUID, origin: str)
     return people
 
 
-async def person_of_member(session: AsyncSession, member_ids: Sequence[UUID]) -> Sequence[UUID]:
-    query = select(MemberRow.person_id).where(MemberRow.id.in_(member_ids)).distinct()
-    return (await session.scalars(query)).all()
+async def people_of_member(session: AsyncSession, member_id: UUID) -> Sequence[UUID]:
+    return (await session.scalars(select(MemberRow.person_id).where(MemberRow.id == member_id))).all()
+
+
+async def tenant_of_project(session: AsyncSession, project_id: UUID) -> UUID | None:
+    return (await session.scalars(select(ProjectRow.tenant_id).where(ProjectRow.id == project_id))).one_or_none()
+
+
+async def bearer_rows(session: AsyncSession, person_ids: Sequence[UUID]) -> Sequence[Row[*tuple[Any, ...]]]:
+    """Return each project that each of these people is a member of, by a membership in it or in its tenant."""
+    query = (
+        select(
+            MemberRow.person_id,
+            MemberRow.id.label("member_id"),
+            MemberRow.project_id.label("member_project_id"),
+            MemberRow.role,
+            MemberRow.origin,
+            MemberRow.status.label("member_status"),
+            ProjectRow.id.label("project_id"),
+            ProjectRow.status.label("project_status"),
+            TenantRow.id.label("tenant_id"),
+            TenantRow.status.label("tenant_status"),
+            TenantRow.currency,
+            TenantRow.cache_seed,
+            TenantRow.tz,
+            TenantRow.plan_id,
+            PlanRow.price_book_id,
+        )
+        .join(TenantRow, TenantRow.id == MemberRow.tenant_id)
+        .join(PlanRow, PlanRow.id == TenantRow.plan_id)
+        .join(
+            ProjectRow,
+            and_(
+                ProjectRow.tenant_id == MemberRow.tenant_id,
+                MemberRow.project_id.is_(None) | (MemberRow.project_id == ProjectRow.id),
+            ),
+        )
+        .where(MemberRow.person_id.in_(person_ids))
+        .order_by(MemberRow.project_id.is_(None), MemberRow.id, ProjectRow.id)
+    )
+    return (await session.execute(query)).all()
 
 
 async def identities_in(

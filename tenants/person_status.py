@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from core.db import record_config_change
 from core.ids import IdKind
-from tenants import members, people_queries, sessions
+from tenants import identity_queries, members, people_queries, sessions
 from tenants import sign_in_queries as queries
 from tenants.errors import not_found
 from tenants.people import person_of
@@ -78,6 +78,7 @@ async def delete(session: AsyncSession, person_id: UUID, *, now: datetime) -> No
     await sessions.end_all(session, person_id, now)
     await queries.use_tokens_of(session, person_id, now)
     await queries.delete_recovery_codes(session, person_id)
+    await identity_queries.delete_identities(session, person_id)
     await people_queries.delete_memberships(session, person_id)
     await people_queries.revoke_invites_by(session, person_id, now)
     await people_queries.disable_operator_of(session, person_id, now)

@@ -39,6 +39,7 @@ async def create(session: AsyncSession, tenant_id: UUID, *, name: str) -> Projec
     await tenants.get(session, tenant_id)
     row = ProjectRow(id=new_uuid(), tenant_id=tenant_id, name=name)
     await queries.insert_named(session, row, "project of this tenant")
+    await record_config_change(session, "project", row.id)  # members of the tenant may call in it by their own tokens
     return _project(row)
 
 

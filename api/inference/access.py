@@ -26,6 +26,8 @@ _REFUSALS = {
     "KEY_EXPIRED": (ErrorKind.UNAUTHENTICATED, "This API key has expired. Use another one."),
     "KEY_SUSPENDED": (ErrorKind.FORBIDDEN, "This API key is suspended."),
     "OWNER_SUSPENDED": (ErrorKind.FORBIDDEN, "The owner of this API key is suspended or no member any more."),
+    "MEMBER_SUSPENDED": (ErrorKind.FORBIDDEN, "You are suspended in this organisation."),
+    "NO_ACCESS": (ErrorKind.FORBIDDEN, "You may not call here any more."),
     "PROJECT_SUSPENDED": (ErrorKind.FORBIDDEN, "The project of this API key is suspended."),
     "TENANT_SUSPENDED": (ErrorKind.FORBIDDEN, "The tenant of this API key is suspended."),
     "TENANT_CLOSED": (ErrorKind.FORBIDDEN, "The tenant of this API key is closed."),

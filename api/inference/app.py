@@ -15,6 +15,7 @@ import uvloop
 
 from api.inference import sweeper
 from api.inference.access_log import AccessLog
+from api.inference.bearers import Bearers
 from api.inference.cold import ColdApp
 from api.inference.control_proxy import ControlProxy
 from api.inference.directory import Directory
@@ -41,6 +42,7 @@ from engine.tls_client import TlsClient, UpstreamClient
 from knative.wake import StateFeed
 from scheduler.admission import Admission
 from tenants.credentials import Peppers, peppers_of
+from tenants.oidc.clients import Clients
 
 BACKLOG = 4096
 DRAIN_S = 12  # running answers may end within it; the supervisor's patience is longer
@@ -124,6 +126,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
     proxy = ControlProxy(settings.control.socket)
     peppers = peppers_of(settings.secrets)
     rehash = Rehash(sessions, peppers.ids[0], metrics)
+    bearers = Bearers(directory, sessions, Clients(settings.oidc, clock), peppers.current)
     gateway = Gateway(
         loop=loop,
         settings=settings.gateway,
@@ -138,6 +141,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         upstream=UpstreamClient(pool, tls),
         metrics=metrics,
         log=AccessLog(_write_out, metrics.add),
+        bearers=bearers,
         previous_peppers=peppers.previous,
         rehash=rehash.note,
     )
@@ -147,8 +151,10 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
     try:
         await admission.start()
         await states.start()
-        yield gateway, follower, [sweeper.run(gateway), register.run(), refusal_writer.run(), rehash.run()]
+        work = [sweeper.run(gateway), register.run(), refusal_writer.run(), rehash.run(), bearers.run()]
+        yield gateway, follower, work
     finally:
+        await bearers.close()
         await refusal_writer.close()
         await states.close()
         await admission.close()
@@ -172,6 +178,7 @@ def follower_of(gateway: Gateway, settings: Settings, sessions: db.Sessions, pep
         metrics=gateway.metrics,
         peppers=peppers.ids,
         end=partial(end_running_of, gateway),
+        bearers=gateway.bearers,
     )
 
 

@@ -9,6 +9,7 @@ from api.inference import access, errors
 from api.inference.bridge import Message
 from api.inference.control_proxy import ControlProxy, refuse
 from api.inference.gateway import Gateway
+from api.inference.jwt_bearer import PROJECT, looks_signed
 from api.inference.readiness import Report
 from api.inference.wire import bearer_of
 from billing.types import PriceSchedule
@@ -68,7 +69,7 @@ class ColdApp:
         if path == "/metrics":
             return 200, self._metrics().encode(), [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
         if path == "/v1/models" or path.startswith("/v1/models/"):
-            return self._models(path, headers, scope)
+            return await self._models(path, headers, scope)
         return None
 
     def _metrics(self) -> str:
@@ -86,11 +87,11 @@ class ColdApp:
             }
         )
 
-    def _models(self, path: str, headers: dict[bytes, bytes], scope: dict[str, Any]) -> Answer:
+    async def _models(self, path: str, headers: dict[bytes, bytes], scope: dict[str, Any]) -> Answer:
         gateway = self._gateway
         lines = [JSON]
         try:
-            principal = self._caller(headers, scope)
+            principal = await self._caller(headers, scope)
             lines += _split(gateway.seen_limits.headers(principal, gateway.clock.monotonic()))
             return 200, self._listed(path, principal), lines
         except PlatformError as error:
@@ -99,14 +100,17 @@ class ColdApp:
                 lines.append((b"retry-after", str(retry_after).encode()))
             return errors.status_of(error), errors.body_of(error), lines
 
-    def _caller(self, headers: dict[bytes, bytes], scope: dict[str, Any]) -> Principal:
+    async def _caller(self, headers: dict[bytes, bytes], scope: dict[str, Any]) -> Principal:
         gateway = self._gateway
         key = bearer_of(headers.get(b"authorization", b"")).decode("latin-1")
         if not key:
             raise access.missing_key(key)
         found = digest(gateway.pepper, key)
         if gateway.directory.loaded and found not in gateway.directory.principals:
-            found = access.older_digest(gateway, key, found)
+            if gateway.bearers is not None and looks_signed(key):
+                found = await gateway.bearers.find(key, headers.get(PROJECT, b""))
+            else:
+                found = access.older_digest(gateway, key, found)
         return access.authenticate(gateway.directory, found, gateway.clock.now_us(), scope["client"][0])
 
     def _listed(self, path: str, principal: Principal) -> bytes:

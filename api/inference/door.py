@@ -10,6 +10,7 @@ from api.inference import errors, wire
 from api.inference.access import authenticate, missing_key, older_digest
 from api.inference.gateway import Gateway
 from api.inference.job import Request
+from api.inference.jwt_bearer import begin, looks_signed
 from api.inference.wire import Head
 from core.heads import remember
 
@@ -32,7 +33,10 @@ def request_of(gateway: Gateway, head: Head, endpoint: str, peer: str) -> Reques
     digest = _digest(gateway, key)
     client_ip = wire.client_address(head, peer, gateway.settings.trusted_proxies)
     if digest not in gateway.directory.principals and gateway.directory.loaded:
-        digest = older_digest(gateway, key.decode("latin-1"), digest)
+        text = key.decode("latin-1")
+        if gateway.bearers is not None and looks_signed(text):
+            return begin(gateway.bearers, Request(head, endpoint, b"", client_ip), text, DISCARD_MAX)
+        digest = older_digest(gateway, text, digest)
     if not 0 <= head.length <= DISCARD_MAX or head.expects:  # `serve` looks at it once more
         authenticate(gateway.directory, digest, gateway.clock.now_us(), client_ip)
     return Request(head, endpoint, digest, client_ip)

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from api.inference.access_log import AccessLog
+from api.inference.bearers import Bearers
 from api.inference.directory import Directory
 from api.inference.limits import SeenLimits
 from api.inference.metrics import Metrics
@@ -99,6 +100,7 @@ class Gateway:
     metrics: Metrics
     log: AccessLog
     cold_app: Any = None  # ASGI
+    bearers: Bearers | None = None  # OIDC tokens; None: none is taken
     inspectors: Mapping[UUID, Inspector] = field(default_factory=dict)  # by project; none is the usual case
     connections: set[Any] = field(default_factory=set)
     relays: set[Any] = field(default_factory=set)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import httptools
 
-from api.inference import errors, wire
+from api.inference import errors, jwt_bearer, wire
 from api.inference.bridge import ColdExchange
 from api.inference.door import DISCARD_MAX, learn, recall, request_of
 from api.inference.gateway import Gateway
@@ -353,9 +353,9 @@ class InferenceProtocol(asyncio.Protocol):
             self._answer_refusal(self.refusal)
 
     def _serve(self, request: Request) -> None:
-        self.phase = BUSY
-        self.deadline = NEVER
-        self.task = self.gateway.loop.create_task(serve(self.gateway, request, self))
+        self.phase, self.deadline = BUSY, NEVER
+        run = serve if request.digest else jwt_bearer.serve_new
+        self.task = self.gateway.loop.create_task(run(self.gateway, request, self))
 
     def _answer_refusal(self, error: PlatformError) -> None:
         self.gateway.metrics.count("refused", errors.status_of(error))

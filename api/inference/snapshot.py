@@ -6,7 +6,7 @@ metrics.
 
 import asyncio
 import gc
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +15,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.inference import queries
+from api.inference.bearers import Bearers
 from api.inference.directory import Directory
 from api.inference.metrics import Metrics
 from billing import price_book
@@ -56,6 +57,7 @@ class Follower:
         metrics: Metrics,
         peppers: Collection[str] | None = None,
         end: Callable[[str, UUID], None] = _end_nothing,
+        bearers: Bearers | None = None,
     ) -> None:
         self._directory = directory
         self._sessions = sessions
@@ -65,6 +67,7 @@ class Follower:
         self._metrics = metrics
         self._peppers = peppers
         self._end = end
+        self._bearers = bearers
 
     async def run(self, loaded: Callable[[], None]) -> None:
         """Follow for ever; `loaded` is called once the directory is whole for the first time."""
@@ -98,6 +101,8 @@ class Follower:
         revision = await queries.newest_revision(connection)
         async with transaction(self._sessions) as session:
             found = await principals.load_all(session, self._peppers)
+        if self._bearers is not None:
+            await self._bearers.load()
         await self._load_catalog()
         await self._load_prices()
         self._directory.principals = found
@@ -139,13 +144,7 @@ class Follower:
         touched: dict[str, set[UUID | None]] = {}
         for _, kind, entity in changes:
             touched.setdefault(kind, set()).add(entity)
-        keys = {kind: entities for kind, entities in touched.items() if kind in principals.KEY_KINDS}
-        if any(None in entities for entities in keys.values()):
-            async with transaction(self._sessions) as session:
-                directory.principals = await principals.load_all(session, self._peppers)
-        else:
-            for kind, entities in keys.items():
-                await self._patch(kind, [entity for entity in entities if entity is not None])
+        await self._load_keys({kind: entities for kind, entities in touched.items() if kind in principals.KEY_KINDS})
         limits = [
             (kind, entity) for kind in touched.keys() & principals.LIMIT_KINDS for entity in touched[kind] if entity
         ]
@@ -153,6 +152,8 @@ class Follower:
             async with transaction(self._sessions) as session:
                 patches = [await principals.load_limits(session, kind, entity) for kind, entity in limits]
             await change_limits(directory, patches)
+        if self._bearers is not None:
+            await self._bearers.follow(touched)
         if "catalog" in touched:
             await self._load_catalog()
         if "prices" in touched:
@@ -164,6 +165,15 @@ class Follower:
             for entity in entities:
                 if kind.endswith(END) and entity is not None:
                     self._end(kind.removesuffix(END), entity)
+
+    async def _load_keys(self, keys: Mapping[str, Collection[UUID | None]]) -> None:
+        """Take in what changed of keys, by kind of change."""
+        if any(None in entities for entities in keys.values()):
+            async with transaction(self._sessions) as session:
+                self._directory.principals = await principals.load_all(session, self._peppers)
+        else:
+            for kind, entities in keys.items():
+                await self._patch(kind, [entity for entity in entities if entity is not None])
 
     async def _patch(self, kind: str, entities: Collection[UUID]) -> None:
         """Take in the keys that changed, in slices: ten thousand of a tenant at once would hold up every request."""

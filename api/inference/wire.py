@@ -15,7 +15,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _SINGLE = frozenset(
     {b"host", b"authorization", b"content-length", b"transfer-encoding", b"expect", b"content-type", b"origin"}
 )
-_NOTED = _SINGLE | {b"content-encoding", b"x-tidegate-max-wait", b"x-forwarded-for", b"connection"}
+_NOTED = _SINGLE | {b"content-encoding", b"x-tidegate-max-wait", b"openai-project", b"x-forwarded-for", b"connection"}
 
 
 class Head:

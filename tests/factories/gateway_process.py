@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +87,13 @@ class Process:
 
 @asynccontextmanager
 async def gateway_process(
-    database: Database, valkey: Path, home: Path, *, control_socket: Path | None = None, replica: str = "g1"
+    database: Database,
+    valkey: Path,
+    home: Path,
+    *,
+    control_socket: Path | None = None,
+    replica: str = "g1",
+    settings: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Process]:
     """Start a gateway and wait until it serves; ended with SIGTERM when it still runs."""
     port = free_port()
@@ -103,6 +109,7 @@ async def gateway_process(
         "TIDEGATE_GATEWAY__PORT": str(port),
         "TIDEGATE_GATEWAY__REPLICA_ID": replica,
         "TIDEGATE_GATEWAY__SPOOL_WAIT_MS": "2000",
+        **(settings or {}),
     }
     if control_socket is not None:
         environment["TIDEGATE_CONTROL__SOCKET"] = str(control_socket)

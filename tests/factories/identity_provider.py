@@ -63,8 +63,9 @@ class IdentityProvider:
             "exp": self.now_s + 600,
             **claims,
         }
+        heads = {"alg": self.algorithm, "kid": key.kid, **(header or {})}
         return jwt.encode(
-            {"alg": self.algorithm, "kid": key.kid, **(header or {})},
+            {name: value for name, value in heads.items() if value is not None},
             {name: value for name, value in found.items() if value is not None},
             key,
             algorithms=[self.algorithm],

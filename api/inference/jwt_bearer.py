@@ -1,0 +1,60 @@
+"""OIDC tokens as bearer: the other credential beside API keys, looked at only where no key is found."""
+
+from typing import Protocol
+
+import structlog
+
+from api.inference import errors, wire
+from api.inference.bearers import Bearers
+from api.inference.gateway import Gateway
+from api.inference.job import Client, Request
+from api.inference.pipeline import serve
+from core.errors import PlatformError
+from tenants.oidc.tokens import looks_signed
+
+__all__ = ["PROJECT", "begin", "looks_signed", "serve_new"]
+
+PROJECT = b"openai-project"
+
+_log = structlog.get_logger("gateway")
+
+
+class Caller(Client, Protocol):
+    """A connection that can be told of a refusal before `serve` has its request."""
+
+    def refuse_cold(self, error: PlatformError) -> None: ...
+
+
+def begin(bearers: Bearers, request: Request, token: str, body_max: int) -> Request:
+    """Give the request its digest when the token is known; without one, it is for `serve_new`.
+
+    Raises:
+        PlatformError: the token is refused; 503 when a body of more than `body_max` bytes, or one that is only sent on
+            our word, would have to wait for its look-up.
+    """
+    head = request.head
+    project = head.noted.get(PROJECT, b"")
+    digest = bearers.known(token, project)
+    if digest is not None:
+        request.digest = digest
+    elif not 0 <= head.length <= body_max or head.expects:
+        bearers.look_up(token, project)
+        raise errors.unavailable("Your token is being looked up. Send the request again.")
+    return request
+
+
+async def serve_new(gateway: Gateway, request: Request, client: Caller) -> None:
+    """`serve`, for a token whose key or person is new here."""
+    bearers = gateway.bearers
+    assert bearers is not None  # noqa: S101 - else `begin` had not been called
+    try:
+        token = wire.bearer(request.head).decode("latin-1")
+        request.digest = await bearers.find(token, request.head.noted.get(PROJECT, b""))
+    except PlatformError as error:
+        client.refuse_cold(error)
+        return
+    except Exception as bug:  # noqa: BLE001 - the caller must hear that no answer comes
+        _log.error("bearer.failed", error=type(bug).__name__, exc_info=bug)
+        client.abandon()
+        return
+    await serve(gateway, request, client)
