@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.demand import Demand
+from core.demand import Demand, Unit
 from scheduler import commands
 from scheduler.types import Grant
 from tenants.recorded import Sum, spread
 from tenants.types import Limit, LimitLevel, LimitMetric, LimitMode
 from tenants.what_if import Outcome, Replay, Traffic, run
-from tests.factories.scheduler import Fleet, ask, concurrency, outcomes, rate, served_model
+from tests.factories.scheduler import Fleet, ask, concurrency, outcomes, rate, served_model, tokens
 
 TENANT, PROJECT = UUID(int=1), UUID(int=2)
 RPM, AT_ONCE = LimitMetric.REQUESTS_PER_MINUTE, LimitMetric.CONCURRENCY
+ITPM, OTPM = LimitMetric.INPUT_TOKENS_PER_MINUTE, LimitMetric.OUTPUT_TOKENS_PER_MINUTE
 S = 1_000_000
 BEGIN_US = 1_780_000_000 * S
 
@@ -133,12 +134,14 @@ def test_a_spread_sum_keeps_its_sums(requests: int, tokens: int, output: int, na
 
 @dataclass(frozen=True)
 class Trial:
-    """Limits of a random trace: of each key, of the tenant, and requests at once of each key."""
+    """Limits of a random trace: of each key, of the tenant, and requests at once and output tokens of each key."""
 
     seed: int
     key_rpm: int
     tenant_rpm: int
     at_once: int
+    key_otpm: int
+    dark_itpm: int = 500
 
 
 async def _move_to(fleet: Fleet, at_us: int) -> None:
@@ -147,48 +150,68 @@ async def _move_to(fleet: Fleet, at_us: int) -> None:
     await fleet.client.call("SET", commands.OFFSET, at_us - (int(seconds) * S + int(micros)))
 
 
-@pytest.mark.parametrize("trial", [Trial(1, 6, 15, 1000), Trial(2, 1000, 20, 3), Trial(3, 9, 1000, 2)], ids=str)
+TRIALS = (
+    Trial(1, 6, 15, 1000, 10**6),
+    Trial(2, 1000, 20, 3, 10**6),
+    Trial(3, 9, 1000, 2, 10**6),
+    Trial(4, 1000, 1000, 1000, 300),
+    Trial(5, 8, 20, 3, 400),
+)
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=str)
 async def test_the_admission_script_refuses_the_same_requests(valkey: Path, trial: Trial) -> None:
-    """A random trace at the middle of buckets (1 s), driven through the real scheduler: request by request equal."""
+    """A random trace at the middle of buckets (1 s), driven through the real scheduler: request by request equal.
+
+    What a request uses is known at the door here, so tokens need no correction.
+    """
     choose = random.Random(trial.seed)
     fleet, model = await Fleet.open(valkey), served_model()
     replicas = [await fleet.replica(), await fleet.replica()]
     running: list[tuple[int, int, Grant]] = []
-    decided: list[int] = []
+    decided, over = list[int](), 0
     traffic: list[Traffic] = []
     seconds, _ = await fleet.client.call("TIME")
     at_us = (int(seconds) + 10) * S + S // 2
     try:
         for number in range(200):
             at_us += choose.choice((0, 0, 0, 1, 1, 2, 5, 19)) * S
-            key = UUID(int=choose.randint(10, 12))
-            until_us = at_us + choose.choice((1, 4, 40)) * S
-            traffic.append(Traffic(at_us, until_us, PROJECT, key, "m"))
+            key, used = UUID(int=choose.randint(10, 12)), (choose.randint(0, 200), choose.randint(0, 90))
+            traffic.append(Traffic(at_us, at_us + choose.choice((1, 4, 40)) * S, PROJECT, key, "m", 1, *used))
             await _move_to(fleet, at_us)
             while running and min(running)[0] <= at_us:
                 ended = min(running)
                 running.remove(ended)
                 replicas[ended[1] % 2].release(ended[2], 0)
                 await fleet.count("nothing")  # what was sent is done
-            [got] = await outcomes(asyncio.ensure_future(ask(replicas[number % 2], model, *_demands(trial, key))))
+            asked = asyncio.ensure_future(ask(replicas[number % 2], model, *_demands(trial, key), used=used))
+            [got] = await outcomes(asked)
             decided.append(int(isinstance(got, Grant)))
             if isinstance(got, Grant):
-                running.append((until_us, number, got))
+                running.append((traffic[-1].until_us, number, got))
+                over += len(got.over)
     finally:
         await fleet.close()
-    rules = (
+    dark = Limit(LimitLevel.TENANT, ITPM, trial.dark_itpm, LimitMode.DARK)
+    outcome = replayed(
+        traffic,
         Limit(LimitLevel.KEY, RPM, trial.key_rpm),
+        Limit(LimitLevel.KEY, OTPM, trial.key_otpm),
         Limit(LimitLevel.KEY, AT_ONCE, trial.at_once),
         Limit(LimitLevel.TENANT, RPM, trial.tenant_rpm),
+        dark,
     )
-    outcome = replayed(traffic, *rules)
     assert outcome.passed == decided
+    assert outcome.over == {dark: over}
     assert 0.1 < sum(decided) / len(decided) < 0.9  # it was about something
 
 
 def _demands(trial: Trial, key: UUID) -> tuple[Demand, ...]:
+    dark = f"tenant:{TENANT.hex}:itpm:dark"
     return (
         rate(trial.key_rpm, counter=f"key:{key.hex}:rpm"),
+        tokens(trial.key_otpm, Unit.OUTPUT_TOKEN, counter=f"key:{key.hex}:otpm"),
         concurrency(trial.at_once, counter=f"key:{key.hex}:conc"),
         rate(trial.tenant_rpm, counter=f"tenant:{TENANT.hex}:rpm"),
+        tokens(trial.dark_itpm, Unit.INPUT_TOKEN, counter=dark, enforced=False),
     )
