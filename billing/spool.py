@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from core.clock import Clock
 
 DEFAULT_MAX_BYTES = 1_000_000_000
 DEFAULT_SEGMENT_BYTES = 8 * 1024 * 1024
-BATCH_MAX_BYTES = 1024 * 1024
+BATCH_MAX = 2000  # events of one flush
 UNWRITTEN_MAX_BYTES = 64 * 1024 * 1024  # kept in memory while the disk takes nothing; beyond it events are refused
 RETRY_S = 0.2
 REFRESH_S = 1
@@ -190,23 +190,18 @@ class SpoolWriter:
             os.close(self._prepared)
             self._partial().unlink(missing_ok=True)
 
-    def _take(self) -> tuple[list[bytes], list[OnDurable]]:
+    def _take(self) -> tuple[Sequence[bytes], Sequence[OnDurable]]:
         """Return what has come in, up to a batch; sleeps (at most until the next refresh) when there is nothing."""
         if not self._closing and not self._failing:
             self._wake.acquire(timeout=REFRESH_S)
-        frames: list[bytes] = []
-        waiters: list[OnDurable] = []
-        pending, size = self._pending, 0
-        while pending and size < BATCH_MAX_BYTES:
-            frame, waiter = pending.popleft()
-            frames.append(frame)
-            waiters.append(waiter)
-            size += len(frame)
+        pending = self._pending
+        batch = [pending.popleft() for _ in range(min(len(pending), BATCH_MAX))]
         if pending:  # more than a batch: no turn's end will tell of the rest
             self._wake_up()
+        frames, waiters = zip(*batch, strict=True) if batch else ((), ())
         return frames, waiters
 
-    def _flush(self, frames: list[bytes]) -> bool:
+    def _flush(self, frames: Sequence[bytes]) -> bool:
         started = time.perf_counter_ns()
         data = b"".join((*self._unwritten, *frames))
         try:
@@ -249,7 +244,7 @@ class SpoolWriter:
             self._preparing = threading.Thread(target=self._prepare, name="spool-prepare", daemon=True)
             self._preparing.start()
 
-    def _deliver(self, waiters: list[OnDurable], *, ok: bool) -> None:
+    def _deliver(self, waiters: Sequence[OnDurable], *, ok: bool) -> None:
         loop = self._loop
         if loop is None or not waiters:
             return

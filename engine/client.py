@@ -23,6 +23,10 @@ STALE_WITHIN_S = 1.0  # a connection that was closed already shows it at once; o
 HEAD_MAX = 64 * 1024
 
 
+Parts = tuple[bytes, ...]
+"""A body, put together once, as it goes out."""
+
+
 class Failure(StrEnum):
     """Why a call ended without a whole answer."""
 
@@ -362,11 +366,11 @@ class UpstreamPool:
         return target
 
     def send(
-        self, target: Target, path: str, body: bytes, sink: Sink, *, request_id: str = "", credential: str = ""
+        self, target: Target, path: str, body: Parts, sink: Sink, *, request_id: str = "", credential: str = ""
     ) -> Call:
         """Start ``POST path``. Every later word comes through `sink`, a failure to connect too."""
-        head = target.head(path, credential)
-        payload = b"%b%b\r\nContent-Length: %d\r\n\r\n%b" % (head, request_id.encode(), len(body), body)
+        head, size = target.head(path, credential), sum(map(len, body))
+        payload = b"".join((head, b"%b\r\nContent-Length: %d\r\n\r\n" % (request_id.encode(), size), *body))
         flight = Flight(self, target, payload, sink)
         idle = target.idle
         while idle:

@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 
-from engine.client import CONNECT_TIMEOUT_S, Call, Failure, Sink, Target
+from engine.client import CONNECT_TIMEOUT_S, Call, Failure, Parts, Sink, Target
 
 READ_SIZE = 64 * 1024
 
@@ -54,13 +54,13 @@ class TlsClient:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(
-        self, target: Target, path: str, body: bytes, sink: Sink, *, request_id: str = "", credential: str = ""
+        self, target: Target, path: str, body: Parts, sink: Sink, *, request_id: str = "", credential: str = ""
     ) -> Call:
         flight = _TlsFlight(target, sink)
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "X-Request-Id": request_id}
         if credential:
             headers["Authorization"] = f"Bearer {credential}"
-        task = asyncio.get_running_loop().create_task(self._run(flight, path, body, headers))
+        task = asyncio.get_running_loop().create_task(self._run(flight, path, b"".join(body), headers))
         flight.task = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -118,7 +118,7 @@ class UpstreamClient:
         self.tls = tls
 
     def send(
-        self, target: Target, path: str, body: bytes, sink: Sink, *, request_id: str = "", credential: str = ""
+        self, target: Target, path: str, body: Parts, sink: Sink, *, request_id: str = "", credential: str = ""
     ) -> Call:
         client = self.tls if target.https else self.plain
         call: Call = client.send(target, path, body, sink, request_id=request_id, credential=credential)

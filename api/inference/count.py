@@ -93,7 +93,7 @@ async def _ask(gateway: Gateway, job: Job, target: Target, path: str, body: dict
     relay.call = gateway.upstream.send(
         target,
         path,
-        msgspec.json.encode(body),
+        (msgspec.json.encode(body),),
         relay,
         request_id=job.public_id,
         credential=gateway.directory.credentials.get(job.offer.model.deployment_id, ""),

@@ -67,7 +67,14 @@ class Relay:
         self.retry_after = retry_after
 
     def on_data(self, block: bytes) -> None:
-        self.collect(block, BUFFERED_MAX if self.status == 200 else ERROR_BODY_MAX)
+        """Keep it."""
+        if not self.first_at:
+            self.first_at = self.monotonic()
+        self.size += len(block)
+        if self.size > ERROR_BODY_MAX and self.size > self.size_max:
+            self.break_off(Failure.PROTOCOL)
+            return
+        self.body.append(block)
 
     def on_end(self, failure: Failure | None) -> None:
         self.failure = failure
@@ -75,14 +82,9 @@ class Relay:
         if not self.done.done():
             self.done.set_result(None)
 
-    def collect(self, block: bytes, limit: int) -> None:
-        if not self.first_at:
-            self.first_at = self.monotonic()
-        self.size += len(block)
-        if self.size > limit:
-            self.break_off(Failure.PROTOCOL)
-            return
-        self.body.append(block)
+    @property
+    def size_max(self) -> int:
+        return BUFFERED_MAX if self.status == 200 else ERROR_BODY_MAX
 
     def break_off(self, failure: Failure) -> None:
         """Close the engine's connection and end with this failure."""
@@ -154,9 +156,13 @@ class StreamRelay(Relay):
         super().on_head(status, content_type, retry_after)
         self.relaying = status == 200 and content_type.lower().startswith(b"text/event-stream")
 
+    @property
+    def size_max(self) -> int:
+        return ERROR_BODY_MAX  # no stream: nothing to be relayed
+
     def on_data(self, block: bytes) -> None:
         if not self.relaying:
-            self.collect(block, ERROR_BODY_MAX)
+            super().on_data(block)
             return
         events = self.events
         shown = events.feed(block)

@@ -71,9 +71,9 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     tier: Tier | None = None  # None: the key's tier
     text_only: bool = True  # False: with an image, a sound or a file, whose tokens its bytes here do not bound
 
-    def for_engine(self, ours: bytes) -> bytes:
-        """The JSON the engine gets. `ours` is ``"name":value,…`` without braces."""
-        return b"%b%b%b}" % (self.body, b"" if self.body == b"{" else b",", ours)
+    def for_engine(self, ours: bytes) -> tuple[bytes, ...]:
+        """The JSON the engine gets, in parts. `ours` is ``"name":value,…`` without braces."""
+        return (self.body, ours, b"}") if self.body == b"{" else (self.body, b",", ours, b"}")
 
 
 def parse(endpoint: str, raw: bytes) -> Call:

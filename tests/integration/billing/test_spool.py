@@ -205,7 +205,7 @@ async def test_every_write_is_synchronous(folder: Path, monkeypatch: pytest.Monk
 async def test_more_than_a_batch_in_one_turn_is_durable_without_another_word(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("billing.spool.BATCH_MAX_BYTES", 1)
+    monkeypatch.setattr("billing.spool.BATCH_MAX", 1)
     monkeypatch.setattr("billing.spool.REFRESH_S", 60)
     spool = writer(folder)
     async with asyncio.timeout(10):

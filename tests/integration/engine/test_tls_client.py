@@ -91,7 +91,7 @@ async def secure(tmp_path: Path) -> AsyncIterator[Secure]:
 
 async def test_an_answer_and_what_was_sent(secure: Secure) -> None:
     sink = secure.sink()
-    secure.client.send(secure.target, "/v1/x", b"{}", sink, request_id="gen_1", credential="sk-1")
+    secure.client.send(secure.target, "/v1/x", (b"{}",), sink, request_id="gen_1", credential="sk-1")
     await sink.done
     assert (sink.status, sink.data, sink.failure) == (200, b"0;1;2;", None)
     assert secure.seen[0]["authorization"] == "Bearer sk-1"
@@ -101,18 +101,18 @@ async def test_an_answer_and_what_was_sent(secure: Secure) -> None:
 
 async def test_cut_in_the_middle(secure: Secure) -> None:
     sink = secure.sink()
-    secure.client.send(secure.target, "/die", b"{}", sink)
+    secure.client.send(secure.target, "/die", (b"{}",), sink)
     await sink.done
     assert sink.failure is Failure.LOST
 
 
 async def test_nobody_there_and_a_stranger(secure: Secure) -> None:
     sink = secure.sink()
-    secure.client.send(Target("https://127.0.0.1:1"), "/", b"{}", sink)
+    secure.client.send(Target("https://127.0.0.1:1"), "/", (b"{}",), sink)
     await sink.done
     assert sink.failure is Failure.CONNECT
     stranger, sink = TlsClient(connections_max=1), secure.sink()
-    stranger.send(secure.target, "/", b"{}", sink)  # its certificate is signed by nobody the system trusts
+    stranger.send(secure.target, "/", (b"{}",), sink)  # its certificate is signed by nobody the system trusts
     await sink.done
     assert sink.failure is Failure.CONNECT
     assert not secure.seen
@@ -121,7 +121,7 @@ async def test_nobody_there_and_a_stranger(secure: Secure) -> None:
 
 async def test_a_pause_reaches_the_engine_and_an_abort_too(secure: Secure) -> None:
     sink = secure.sink()
-    call = secure.client.send(secure.target, "/endless", b"{}", sink)
+    call = secure.client.send(secure.target, "/endless", (b"{}",), sink)
     await sink.first.wait()
     call.pause()
     await asyncio.sleep(0.05)

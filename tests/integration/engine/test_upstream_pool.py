@@ -52,7 +52,7 @@ class Engine:
 
     async def call(self, body: bytes = b"{}") -> "Collected":
         found = Collected(asyncio.get_running_loop().create_future())
-        found.call = self.pool.send(self.target, "/v1/x", body, found, request_id="gen_1")
+        found.call = self.pool.send(self.target, "/v1/x", (body,), found, request_id="gen_1")
         async with asyncio.timeout(30):
             await found.done
         return found
@@ -308,7 +308,7 @@ async def test_nobody_there() -> None:
     async with engine(polite) as made:
         loop = asyncio.get_running_loop()
         found = Collected(loop.create_future())
-        made.pool.send(made.pool.target("unix:/nonexistent"), "/", b"", found)
+        made.pool.send(made.pool.target("unix:/nonexistent"), "/", (b"",), found)
         await found.done
         assert found.failure is Failure.CONNECT
 
@@ -345,7 +345,7 @@ async def test_abort_closes_the_connection_and_the_sink_hears_nothing() -> None:
 
     async with engine(behaviour) as made:
         found = Collected(asyncio.get_running_loop().create_future())
-        call = made.pool.send(made.target, "/", b"", found)
+        call = made.pool.send(made.target, "/", (b"",), found)
         await arrived.wait()
         call.abort()
         async with asyncio.timeout(30):
@@ -358,8 +358,8 @@ async def test_aborted_while_it_waits_for_a_connection() -> None:
     async with engine(polite, connections_max=1) as made:
         loop = asyncio.get_running_loop()
         first, second = Collected(loop.create_future()), Collected(loop.create_future())
-        made.pool.send(made.target, "/", b"", first)
-        made.pool.send(made.target, "/", b"", second).abort()
+        made.pool.send(made.target, "/", (b"",), first)
+        made.pool.send(made.target, "/", (b"",), second).abort()
         await first.done
         assert (await made.call()).failure is None
         assert (second.ends, made.target.inflight) == (0, 0)
@@ -369,12 +369,12 @@ async def test_a_pause_is_undone_before_the_connection_goes_back() -> None:
     async with engine(polite, connections_max=1) as made:
         loop = asyncio.get_running_loop()
         found = Collected(loop.create_future())
-        call = made.pool.send(made.target, "/", b"", found)
+        call = made.pool.send(made.target, "/", (b"",), found)
         call.pause()  # before it has a connection
         call.resume()
         await found.done
         again = Collected(loop.create_future())
-        call = made.pool.send(made.target, "/", b"", again)
+        call = made.pool.send(made.target, "/", (b"",), again)
         call.pause()
         await asyncio.sleep(0.05)
         assert not again.done.done()

@@ -71,7 +71,7 @@ def test_any_json_is_passed_on_unchanged_but_for_ours(content: Any, extra: dict[
     document = {"model": "m", "messages": [{"role": "user", "content": content}], **extra}
     raw = orjson.dumps(document, option=orjson.OPT_INDENT_2 if spaces else None)
     call = parse("chat", raw)
-    sent = msgspec.json.decode(call.for_engine(b'"model":"inner","max_tokens":5'))
+    sent = msgspec.json.decode(b"".join(call.for_engine(b'"model":"inner","max_tokens":5')))
     assert sent == {**document, "model": "inner", "max_tokens": 5}
 
 
@@ -167,7 +167,7 @@ def test_service_tiers(tier: str, found: Tier | None) -> None:
 
 def test_what_we_answer_for_ourselves_does_not_reach_the_engine() -> None:
     call = parse("chat", body(user="u", metadata={"a": "b"}, store=False, service_tier="auto", temperature=0))
-    assert msgspec.json.decode(call.for_engine(b'"model":"x"')) == {
+    assert msgspec.json.decode(b"".join(call.for_engine(b'"model":"x"'))) == {
         "messages": MESSAGES,
         "temperature": 0,
         "model": "x",
