@@ -248,8 +248,9 @@ end
 
 -- Gives back the slots of a lease that has just been removed, what of its tokens was not used (-1: as estimated), and of
 -- its budgets what was not charged. `got` is the answer to `s.back`. `unserved`: nothing was sent to an engine.
-local function give_back(s, v, got, now, charge, input, output, unserved)
-  local n, granted = 1, v.state == 'G'
+local function give_back(s, text, got, now, charge, input, output, unserved)
+  local state, _, at, had_input, had_output, hold = unpack_struct(LEASE, text)
+  local n, granted = 1, state == 'G'
   if granted then
     local inflight, waiting, _, cap, gap, released = read_load(got[4])
     if (tonumber(got[3]) or 0) > 0 then -- how long a waiter waits is told by the time between releases (moving average)
@@ -265,7 +266,7 @@ local function give_back(s, v, got, now, charge, input, output, unserved)
     n = n + 2
   end
   if charge ~= KEEP then
-    local difference = (charge == REMOVE and 0 or charge) - v.hold
+    local difference = (charge == REMOVE and 0 or charge) - hold
     for i = first_spend, s.ncount do
       local spent = tonumber(got[4 + i])
       if spent then
@@ -277,18 +278,18 @@ local function give_back(s, v, got, now, charge, input, output, unserved)
   for i = 1, s.ntoken do
     local r = s.tokens[i]
     local d = 0
-    if r.unit == 1 and input >= 0 then d = input - v.input elseif r.unit == 2 and output >= 0 then d = output - v.output end
-    local text = d ~= 0 and adjust_rate(r, got[4 + s.ncount + i], v.at, d)
-    if text then
-      set[n + 1], set[n + 2] = r.key, text
+    if r.unit == 1 and input >= 0 then d = input - had_input elseif r.unit == 2 and output >= 0 then d = output - had_output end
+    local value = d ~= 0 and adjust_rate(r, got[4 + s.ncount + i], at, d)
+    if value then
+      set[n + 1], set[n + 2] = r.key, value
       n = n + 2
     end
   end
   if unserved then -- it does not count as a request either
     for _, r in ipairs(s.rates) do
-      local text = r.unit == 0 and adjust_rate(r, call('GET', r.key), v.at, -r.amount)
-      if text then
-        set[n + 1], set[n + 2] = r.key, text
+      local value = r.unit == 0 and adjust_rate(r, call('GET', r.key), at, -r.amount)
+      if value then
+        set[n + 1], set[n + 2] = r.key, value
         n = n + 2
       end
     end
@@ -309,19 +310,17 @@ local function drop(epoch, lease, request, replica, now, served)
   call('HDEL', lease, request)
   local s = #text > LEASE_SIZE and spec_of(epoch, sub(text, LEASE_SIZE + 1))
   if not s then return nil end
-  local v = parse(text)
-  if v.state == 'W' then
+  if sub(text, 1, 1) == 'W' then
     leave_queue(s, request .. ' ' .. replica)
     served = false
   end
   local got = call(unpack(s.back))
+  got[3] = 0 -- dead for who knows how long, it says nothing of the time between releases
   if served then
-    got[3] = 0
-    give_back(s, v, got, now, KEEP, -1, -1, false)
+    give_back(s, text, got, now, KEEP, -1, -1, false)
     if s.tenant ~= '' then call('HSET', P .. 'owed:' .. replica, request, s.tenant) end
   else
-    got[3] = 0
-    give_back(s, v, got, now, REMOVE, 0, 0, true)
+    give_back(s, text, got, now, REMOVE, 0, 0, true)
     if s.tenant ~= '' then settle(s.credit, s.out, request, REMOVE) end
   end
   return s

@@ -18,14 +18,13 @@ local function release(keys, args)
   end
   local got = call(unpack(s.back))
   if got[1] ~= epoch then return {EPOCH} end
-  local now, v = server_now(got[2]), parse(text)
+  local now, waiting = server_now(got[2]), sub(text, 1, 1) == 'W'
   call('HDEL', lease, request)
-  local waiting = v.state == 'W'
   if waiting then
     leave_queue(s, request .. ' ' .. sub(lease, #P + 7))
     charge, input, output = REMOVE, 0, 0
   end
-  give_back(s, v, got, now, charge, input, output, waiting)
+  give_back(s, text, got, now, charge, input, output, waiting)
   if s.tenant ~= '' then
     settle(s.credit, s.out, request, charge)
     if charge == KEEP then call('HSET', P .. 'owed:' .. sub(lease, #P + 7), request, s.tenant) end
