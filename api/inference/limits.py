@@ -41,8 +41,8 @@ class LimitLines:
 
     def __init__(self, named: Sequence[Demand]) -> None:
         self.named = tuple(named)
-        self.templates = [_template(_name(demand), demand.limit) for demand in named]
-        self.of_tokens = [_template(_TOKENS, demand.limit) for demand in named]
+        self.templates = [_template(_name(demand), demand.limit) if demand.enforced else b"" for demand in named]
+        self.of_tokens = [_template(_TOKENS, demand.limit) if demand.unit else b"" for demand in named]
         shown = [demand for demand in named if demand.enforced]
         self.shows_concurrency = any(demand.kind is DemandKind.CONCURRENCY for demand in shown)
         self.units = sorted({demand.unit for demand in shown if demand.kind is DemandKind.RATE})

@@ -44,7 +44,6 @@ class FakeGrant(msgspec.Struct):
     request_id: UUID
     money: Demand | None
     reply: list[int]
-    tokens: tuple[int, int]
     queue_us: int = 0
     over: tuple[Demand, ...] = ()
 
@@ -55,7 +54,8 @@ class FakeAdmission:
     def __init__(self) -> None:
         self.held: dict[UUID, FakeGrant] = {}
         self.charges: dict[UUID, int | None] = {}
-        self.used: dict[UUID, tuple[int, int]] = {}  # input and output tokens
+        self.estimates: list[tuple[int, int]] = []  # input and output tokens
+        self.used: dict[UUID, tuple[int, int]] = {}
         self.refusal: PlatformError | None = None
         self.alone = False  # without Valkey nothing is known of limits
         self.gate: asyncio.Event | None = None  # when set, acquire waits for it
@@ -79,12 +79,13 @@ class FakeAdmission:
         wait_s: float,
     ) -> FakeGrant:
         self.calls.append((prepared, wait_s, tier))
+        self.estimates.append((input_tokens, output_tokens))
         if self.refusal is not None:
             raise self.refusal
         if self.gate is not None:
             await self.gate.wait()
         reply = [] if self.alone else reply_of(prepared)
-        grant = FakeGrant(request_id, money, reply, (input_tokens, output_tokens), over=self.over)
+        grant = FakeGrant(request_id, money, reply, over=self.over)
         self.held[request_id] = grant
         return grant
 

@@ -193,6 +193,12 @@ async def ask(
     )
 
 
+async def until_ready(replica: Admission, *, ready: bool = True) -> None:
+    async with asyncio.timeout(10):
+        while replica.ready is not ready:  # noqa: ASYNC110 - the world outside makes it so
+            await asyncio.sleep(0.005)
+
+
 async def outcomes(*asks: asyncio.Future[Grant] | asyncio.Task[Grant]) -> list[Grant | str]:
     """Return each one's grant or error code."""
     return [_outcome(got) for got in await asyncio.gather(*asks, return_exceptions=True)]

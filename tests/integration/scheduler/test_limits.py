@@ -12,7 +12,18 @@ from core.demand import Demand, Unit
 from core.errors import ErrorKind, PlatformError
 from scheduler import commands
 from scheduler.types import Grant
-from tests.factories.scheduler import Fleet, ask, concurrency, money, outcomes, rate, served_model, spend, tokens
+from tests.factories.scheduler import (
+    Fleet,
+    ask,
+    concurrency,
+    money,
+    outcomes,
+    rate,
+    served_model,
+    spend,
+    tokens,
+    until_ready,
+)
 
 INPUT, OUTPUT = "key:k:itpm", "key:k:otpm"
 BOTH = (tokens(1000, Unit.INPUT_TOKEN), tokens(500, Unit.OUTPUT_TOKEN))
@@ -308,6 +319,29 @@ async def test_what_was_taken_for_dead_and_runs_is_not_counted_twice(fleet: Flee
     assert await fleet.rated("key:k:rpm") == {bucket(grant): 1}
     asleep.release(grant, 0, 210, 80)
     assert await fleet.rated(INPUT) == {bucket(grant): 210}
+
+
+async def test_what_was_granted_without_valkey_is_entered_with_its_tokens_and_its_budget(fleet: Fleet) -> None:
+    replica, model, tenant = await fleet.replica(), served_model(), uuid4()
+    await fleet.set_credit(tenant, 1000)
+    await fleet.client.call("SET", "{tg}:c:key:k:spend:d:2026-11-30", 0)
+    prepared = replica.prepare((rate(9), concurrency(5), spend(1000), *BOTH))
+    kept = await ask(replica, model, prepared=prepared, money=money(tenant, 100), used=(300, 200))
+    ended = await ask(replica, model, prepared=prepared, money=money(tenant, 50), used=(30, 20))
+    await fleet.client.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await until_ready(replica, ready=False)
+    replica.release(ended, 10, 5, 5)
+    alone = await ask(replica, model, prepared=prepared, money=money(tenant, 50), used=(30, 20))
+    assert alone.local
+    await until_ready(replica)
+    assert await fleet.load(model) == (2, 0)
+    assert sum((await fleet.rated(INPUT)).values()) == 300 + 5 + 30
+    assert sum((await fleet.rated("key:k:rpm")).values()) == 3
+    assert await fleet.count("key:k:spend:d:2026-11-30") == 100 + 10 + 50
+    replica.release(alone, 40, 10, 5)
+    replica.release(kept, 70, 200, 200)
+    assert sum((await fleet.rated(INPUT)).values()) == 200 + 5 + 10
+    assert await fleet.count("key:k:spend:d:2026-11-30") == 70 + 10 + 40
 
 
 async def test_a_clock_that_steps_back_reopens_no_bucket(fleet: Fleet) -> None:

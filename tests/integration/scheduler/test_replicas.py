@@ -20,7 +20,17 @@ from scheduler import commands
 from scheduler.admission import Admission
 from scheduler.types import Grant
 from scheduler.upkeep import StaleEpoch
-from tests.factories.scheduler import Fleet, ask, concurrency, load_text, money, outcomes, rate, served_model
+from tests.factories.scheduler import (
+    Fleet,
+    ask,
+    concurrency,
+    load_text,
+    money,
+    outcomes,
+    rate,
+    served_model,
+    until_ready,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -81,12 +91,6 @@ class Holder:
         self._process.wait(10)
         if self._process.stdout is not None:
             self._process.stdout.close()
-
-
-async def until_ready(replica: Admission, *, ready: bool = True) -> None:
-    async with asyncio.timeout(10):
-        while replica.ready is not ready:  # noqa: ASYNC110 - the world outside makes it so
-            await asyncio.sleep(0.005)
 
 
 async def pass_time(fleet: Fleet, seconds: int) -> None:

@@ -121,6 +121,40 @@ def test_money_by_last_known_credit_divided_by_the_replicas() -> None:
     assert granted(static, share, Tier.PRIORITY, credit=credit) == 2
 
 
+def test_tokens_by_what_was_had_in_the_last_minute() -> None:
+    """20 requests of 100 tokens: after the first seconds 1,600 for priority, whatever the number of requests."""
+    clock = ManualClock()
+    static = FailStatic(clock)
+    share = static.share("caller")
+    for _ in range(20):
+        share.note_grant(clock.monotonic(), 100)
+        clock.advance(0.05)
+        share.note_release(clock.monotonic())
+    static.went_away()
+    clock.advance(2)
+    got = []
+    for tokens in (900, 700, 1, 0):
+        got.append(static.admits((share,), (), 0, Tier.PRIORITY, tokens))
+        if got[-1]:
+            share.note_release(clock.monotonic())
+    assert got == [True, True, False, True]
+
+
+def test_money_by_credit_and_by_the_nearest_budget() -> None:
+    clock = ManualClock()
+    static = FailStatic(clock)
+    share, credit, budget = served(static, clock, 90), static.credit("tenant"), static.credit(("spend",))
+    static.went_away()
+    credit.note(1000, clock.monotonic())
+    budget.note(35, clock.monotonic())
+    got = []
+    for _ in range(4):
+        got.append(static.admits((share,), (credit, budget), 10, Tier.PRIORITY))
+        share.note_release(clock.monotonic())
+    assert got == [True, True, True, False]
+    assert (credit.used, budget.used) == (30, 30)
+
+
 def test_what_is_idle_for_ten_minutes_is_forgotten() -> None:
     clock = ManualClock()
     static = FailStatic(clock)
