@@ -99,28 +99,30 @@ class Visit:
             ip=self.address,
             user_agent=self.request.headers.get("user-agent", ""),
         )
-        return self._keep(token)
+        return self.keep(token)
 
     async def renew(self, session: AsyncSession, *, second_factor: bool) -> str:
         """Go on under a fresh token, after a change of what the session has proved. Return its X-CSRF-Token."""
         token = await sessions.renew(
             session, self.caller.own, pepper=self.services.pepper, now=self.now, second_factor=second_factor
         )
-        return self._keep(token)
+        return self.keep(token)
 
     def forget(self) -> None:
         """Have the browser forget the token."""
-        self.response.delete_cookie(COOKIE, path="/", secure=self._secure, httponly=True, samesite="lax")
+        self.response.delete_cookie(COOKIE, path="/", secure=self.secure, httponly=True, samesite="lax")
 
-    def _keep(self, token: str) -> str:
+    def keep(self, token: str) -> str:
+        """Have the browser keep the token. Return its X-CSRF-Token."""
         max_age = self.services.settings.control.session_absolute_s
         self.response.set_cookie(
-            COOKIE, token, max_age=max_age, path="/", secure=self._secure, httponly=True, samesite="lax"
+            COOKIE, token, max_age=max_age, path="/", secure=self.secure, httponly=True, samesite="lax"
         )
         return sessions.csrf_token(self.services.signing, token)
 
     @property
-    def _secure(self) -> bool:
+    def secure(self) -> bool:
+        """Whether cookies are for https alone."""
         return self.request.url.scheme == "https" or self.services.settings.base_url.startswith("https://")
 
 

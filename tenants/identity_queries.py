@@ -100,6 +100,14 @@ async def session_id_by_digest(session: AsyncSession, digest: bytes) -> UUID:
     return (await session.scalars(select(SessionRow.id).where(SessionRow.digest == digest))).one()
 
 
+async def move_provider_session(session: AsyncSession, session_id: UUID, digest: bytes) -> None:
+    """Let the session of this digest go on with what its predecessor had of its provider, if it had anything."""
+    successor = select(SessionRow.id).where(SessionRow.digest == digest).scalar_subquery()
+    await session.execute(
+        update(ProviderSessionRow).where(ProviderSessionRow.session_id == session_id).values(session_id=successor)
+    )
+
+
 async def provider_session(session: AsyncSession, session_id: UUID) -> ProviderSessionRow | None:
     return await session.get(ProviderSessionRow, session_id)
 

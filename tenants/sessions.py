@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from core.ids import IdKind, new_uuid
-from tenants import credentials, sign_in_queries
+from tenants import credentials, identity_queries, sign_in_queries
 from tenants import people_queries as queries
 from tenants.errors import not_found
 from tenants.people import person_of
@@ -130,7 +130,7 @@ async def renew(
     """
     row = await queries.session(session, signed_in.id)
     await queries.end_session(session, signed_in.id, now)
-    return await open_session(
+    token = await open_session(
         session,
         signed_in.person.id,
         pepper=pepper,
@@ -142,6 +142,8 @@ async def renew(
         ip=row.ip if row else "",
         user_agent=row.user_agent if row else "",
     )
+    await identity_queries.move_provider_session(session, signed_in.id, credentials.digest(pepper, token))
+    return token
 
 
 async def list_open(session: AsyncSession, person_id: UUID, *, now: datetime, idle_s: int) -> Sequence[OpenSession]:

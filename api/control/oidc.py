@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from dataclasses import replace
 from typing import Annotated
 from urllib.parse import urlencode, urlsplit
 from uuid import UUID
@@ -9,16 +10,16 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, Field
-from starlette.requests import Request
 from starlette.responses import Response
 
-from api.deps import CurrentAct, CurrentServices, IdentityProviderId, ReadSession, Session, get_caller
+from api.deps import IdentityProviderId, ReadSession, Session
 from api.errors import request_id_of
 from api.guard import COOKIE as SESSION_COOKIE
 from api.guard import GuardedRoute
 from api.permissions import AUTH
 from api.schemas import Output, problems
 from api.services import Services
+from api.visit import CurrentVisit, Visit
 from core.db import transaction
 from core.ids import IdKind, format_id
 from core.sealing import NONCE_BYTES
@@ -74,10 +75,6 @@ def own_path(text: str) -> str:
     return text
 
 
-def _secure(request: Request, services: Services) -> bool:
-    return request.url.scheme == "https" or services.settings.base_url.startswith("https://")
-
-
 def _callback_url(services: Services, provider_id: UUID) -> str:
     text = format_id(IdKind.IDENTITY_PROVIDER, provider_id)
     return f"{services.settings.base_url}{PATH}/{text}/callback"
@@ -115,11 +112,11 @@ async def list_sign_in_providers(
 )
 async def start_sign_in(
     identity_provider_id: IdentityProviderId,
-    request: Request,
-    services: CurrentServices,
+    visit: CurrentVisit,
     return_to: Annotated[str, Query(max_length=RETURN_MAX, description="A path of ours to come back to.")] = "/",
 ) -> Response:
     """Send the browser to the provider."""
+    services = visit.services
     registration = await _registration(services, identity_provider_id)
     metadata = await services.identity.metadata(registration.issuer)
     attempt = Attempt(
@@ -128,7 +125,7 @@ async def start_sign_in(
         nonce=secrets.token_urlsafe(24),
         verifier=secrets.token_urlsafe(48),
         return_to=own_path(return_to),
-        started_s=services.clock.now_us() // 1_000_000,
+        started_s=int(visit.now.timestamp()),
     )
     redirect_uri = _callback_url(services, identity_provider_id)
     answer = RedirectResponse(flow.authorization_url(metadata, registration, attempt, redirect_uri), 302)
@@ -137,7 +134,7 @@ async def start_sign_in(
         flow.seal_attempt(services.sealing_key, attempt, os.urandom(NONCE_BYTES)),
         max_age=flow.ATTEMPT_S,
         path=PATH,
-        secure=_secure(request, services),
+        secure=visit.secure,
         httponly=True,
         samesite="lax",
     )
@@ -145,10 +142,10 @@ async def start_sign_in(
     return answer
 
 
-def _attempt(request: Request, services: Services, provider_id: UUID, state: str) -> Attempt:
+def _attempt(visit: Visit, provider_id: UUID, state: str) -> Attempt:
     """Return the attempt that this browser began with this provider, when the state is its own."""
-    now_s = services.clock.now_us() // 1_000_000
-    attempt = flow.open_attempt(services.sealing_key, request.cookies.get(COOKIE, ""), now_s)
+    now_s = int(visit.now.timestamp())
+    attempt = flow.open_attempt(visit.services.sealing_key, visit.request.cookies.get(COOKIE, ""), now_s)
     same_state = secrets.compare_digest(attempt.state.encode(), state.encode("utf-8", "surrogatepass"))
     if not same_state or attempt.provider != provider_id.hex:
         raise sign_in_refused("this browser did not start it")
@@ -164,12 +161,12 @@ def _attempt(request: Request, services: Services, provider_id: UUID, state: str
 )
 async def finish_sign_in(
     identity_provider_id: IdentityProviderId,
-    request: Request,
-    services: CurrentServices,
+    visit: CurrentVisit,
     back: Annotated[BackFromProvider, Query()],
 ) -> Response:
     """Open a session for whom the provider vouches, and send the browser where it wanted to go."""
-    attempt = _attempt(request, services, identity_provider_id, back.state)
+    services = visit.services
+    attempt = _attempt(visit, identity_provider_id, back.state)
     if back.error or not back.code:
         known = back.error in _DENIALS
         raise sign_in_refused(f"the provider says {back.error}" if known else "the provider refused it")
@@ -183,54 +180,45 @@ async def finish_sign_in(
         code=back.code,
         redirect_uri=_callback_url(services, identity_provider_id),
     )
-    token = await _open_session(request, services, identity_provider_id, profile)
     answer = RedirectResponse(attempt.return_to, 303)
-    answer.set_cookie(
-        SESSION_COOKIE,
-        token,
-        max_age=services.settings.control.session_absolute_s,
-        path="/",
-        secure=_secure(request, services),
-        httponly=True,
-        samesite="lax",
-    )
-    answer.delete_cookie(COOKIE, path=PATH, secure=_secure(request, services), httponly=True, samesite="lax")
+    await _open_session(replace(visit, response=answer), identity_provider_id, profile)
+    answer.delete_cookie(COOKIE, path=PATH, secure=visit.secure, httponly=True, samesite="lax")
     answer.headers["cache-control"] = "no-store"
     return answer
 
 
-async def _open_session(request: Request, services: Services, provider_id: UUID, profile: Profile) -> str:
+async def _open_session(visit: Visit, provider_id: UUID, profile: Profile) -> None:
     """Recognise the person and open the session, in one transaction with its audit record."""
-    now = services.clock.now()
-    ip = request.client.host if request.client is not None else ""
+    services, now, pepper = visit.services, visit.now, visit.services.pepper
     async with transaction(services.sessions) as session:
         provider = await identity_providers.get(session, provider_id)
         found = await identities.recognise(session, provider, profile, now=now)
+        await sessions.end_token(session, visit.request.cookies.get(SESSION_COOKIE, ""), pepper=pepper, now=now)
         token = await sessions.open_session(
             session,
             found.person.id,
-            pepper=services.pepper,
+            pepper=pepper,
             now=now,
             absolute_s=services.settings.control.session_absolute_s,
             method=SignInMethod.OIDC,
             provider_id=provider_id,
             second_factor=flow.had_second_factor(profile),
-            ip=ip,
-            user_agent=request.headers.get("user-agent", ""),
+            ip=visit.address,
+            user_agent=visit.request.headers.get("user-agent", ""),
         )
         await provider_sessions.keep(
             session,
             token,
             provider_id,
             profile,
-            pepper=services.pepper,
+            pepper=pepper,
             sealing_key=services.sealing_key,
             settings=services.settings.oidc,
             now=now,
         )
         audit.record(
             session,
-            Actor(ActorKind.PERSON, found.person.id, request_id_of(request), ip),
+            Actor(ActorKind.PERSON, found.person.id, request_id_of(visit.request), visit.address),
             "session.open",
             tenant_id=provider.tenant_id,
             target_id=found.person.id,
@@ -242,24 +230,17 @@ async def _open_session(request: Request, services: Services, provider_id: UUID,
                 **found.changed,
             },
         )
-    return token
+    visit.keep(token)
 
 
 @router.post(f"{PATH}/sign-out", summary="Sign out here and at the identity provider")
-async def sign_out_of_provider(
-    request: Request,
-    response: Response,
-    session: Session,
-    act: CurrentAct,
-    services: CurrentServices,
-) -> SignedOut:
+async def sign_out_of_provider(session: Session, visit: CurrentVisit) -> SignedOut:
     """End this session, and say where the provider ends its own (RP-initiated logout), when it offers that."""
-    signed_in = get_caller(request).signed_in
-    assert signed_in is not None  # noqa: S101 - the rule of this route lets only people in
-    redirect_to = await _logout_url(services, signed_in.id, signed_in.provider_id)
-    await sessions.end(session, signed_in.id, services.clock.now())
-    act.on(signed_in.id, method=signed_in.method.value)
-    response.delete_cookie(SESSION_COOKIE, path="/", secure=_secure(request, services), httponly=True, samesite="lax")
+    own = visit.caller.own
+    redirect_to = await _logout_url(visit.services, own.id, own.provider_id)
+    await sessions.end(session, own.id, visit.now)
+    visit.act.on(own.id, method=own.method.value)
+    visit.forget()
     return SignedOut(redirect_to=redirect_to)
 
 
