@@ -18,8 +18,10 @@ from api.admin import (
     identity_providers,
     limit_requests,
     limits,
+    mail,
     models,
     operators,
+    people,
     plans,
     prices,
     projects,
@@ -30,7 +32,22 @@ from api.admin import (
 )
 from api.admin import credits as tenant_credits
 from api.control import audit as my_audit
-from api.control import generations, health, me, my_keys, my_tenant, oidc, roles, session, sign_in, usage
+from api.control import (
+    generations,
+    health,
+    invites,
+    me,
+    members,
+    my_keys,
+    my_projects,
+    my_tenant,
+    oidc,
+    roles,
+    service_accounts,
+    session,
+    sign_in,
+    usage,
+)
 from api.control import limits as my_limits
 from api.control import what_if as my_what_if
 from api.middleware import RequestFrame
@@ -55,6 +72,10 @@ ROUTERS: tuple[APIRouter, ...] = (
     sign_in.router,
     session.router,
     me.router,
+    members.router,
+    invites.router,
+    service_accounts.router,
+    my_projects.router,
     usage.router,
     generations.router,
     tenants.router,
@@ -73,6 +94,8 @@ ROUTERS: tuple[APIRouter, ...] = (
     models.router,
     deployments.router,
     operators.router,
+    people.router,
+    mail.router,
     identity_providers.router,
     audit.router,
     my_audit.router,

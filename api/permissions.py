@@ -14,7 +14,11 @@ AUTH = "/api/v1/auth"
 ME = "/api/v1/me"
 TENANT = f"{ADMIN}/tenants/{{tenant_id}}"
 MY_TENANT = "/api/v1/tenants/{tenant_id}"
+MY_MEMBER = f"{MY_TENANT}/members/{{member_id}}"
+MY_INVITE = f"{MY_TENANT}/invites/{{invite_id}}"
+MY_ACCOUNT = f"{MY_TENANT}/service-accounts/{{service_account_id}}"
 OPERATOR = f"{ADMIN}/operators/{{operator_id}}"
+PERSON = f"{ADMIN}/people/{{person_id}}"
 PLAN = f"{ADMIN}/plans/{{plan_id}}"
 IDENTITY_PROVIDER = f"{ADMIN}/identity-providers/{{identity_provider_id}}"
 LIMIT_REQUEST = f"{TENANT}/limit-requests/{{limit_request_id}}"
@@ -194,6 +198,49 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("GET", f"{MY_TENANT}/audit"): _member(Permission.AUDIT_READ),
         ("GET", f"{MY_TENANT}/refusals"): _member(Permission.USAGE_READ),
         ("POST", f"{MY_TENANT}/limits/what-if"): _member(Permission.LIMIT_WRITE, "limit.preview"),
+        ("PATCH", MY_TENANT): _member(Permission.TENANT_UPDATE, "tenant.update"),
+        ("GET", f"{MY_TENANT}/projects"): _member(Permission.TENANT_READ, in_any_project=True),
+        ("POST", f"{MY_TENANT}/projects"): _member(Permission.PROJECT_WRITE, "project.create"),
+        ("GET", f"{MY_TENANT}/projects/{{project_id}}"): _member(Permission.TENANT_READ),
+        ("PATCH", f"{MY_TENANT}/projects/{{project_id}}"): _member(Permission.PROJECT_WRITE, "project.update"),
+        ("POST", f"{MY_TENANT}/projects/{{project_id}}/suspend"): _member(Permission.PROJECT_WRITE, "project.suspend"),
+        ("POST", f"{MY_TENANT}/projects/{{project_id}}/resume"): _member(Permission.PROJECT_WRITE, "project.resume"),
+        ("GET", f"{MY_TENANT}/members"): _member(Permission.MEMBER_READ, in_any_project=True),
+        ("POST", f"{MY_TENANT}/members"): _member(Permission.MEMBER_WRITE, "member.add", in_any_project=True),
+        ("GET", MY_MEMBER): _member(Permission.MEMBER_READ, in_any_project=True),
+        ("PATCH", MY_MEMBER): _member(Permission.MEMBER_WRITE, "member.update", in_any_project=True),
+        ("DELETE", MY_MEMBER): _member(Permission.MEMBER_WRITE, "member.remove", in_any_project=True),
+        ("GET", f"{MY_TENANT}/invites"): _member(Permission.MEMBER_READ, in_any_project=True),
+        ("POST", f"{MY_TENANT}/invites"): _member(Permission.MEMBER_WRITE, "invite.create", in_any_project=True),
+        ("POST", f"{MY_INVITE}/resend"): _member(Permission.MEMBER_WRITE, "invite.resend", in_any_project=True),
+        ("POST", f"{MY_INVITE}/revoke"): _member(Permission.MEMBER_WRITE, "invite.revoke", in_any_project=True),
+        ("GET", f"{MY_TENANT}/service-accounts"): _member(Permission.MEMBER_READ, in_any_project=True),
+        ("POST", f"{MY_TENANT}/projects/{{project_id}}/service-accounts"): _member(
+            Permission.SERVICE_ACCOUNT_WRITE, "service_account.create"
+        ),
+        ("PATCH", MY_ACCOUNT): _member(Permission.SERVICE_ACCOUNT_WRITE, "service_account.update", in_any_project=True),
+        ("DELETE", MY_ACCOUNT): _member(
+            Permission.SERVICE_ACCOUNT_WRITE, "service_account.delete", in_any_project=True
+        ),
+        ("POST", f"{AUTH}/invites/accept"): _public("invite.accept"),
+        ("POST", f"{ME}/invites/accept"): _own("invite.accept"),
+        ("POST", f"{ME}/leave"): _own("member.leave"),
+        ("GET", f"{TENANT}/members"): _operator(Op.TENANT_READ),
+        ("GET", f"{TENANT}/invites"): _operator(Op.TENANT_READ),
+        ("POST", f"{TENANT}/invites"): _operator(Op.TENANT_WRITE, "invite.create"),
+        ("POST", f"{TENANT}/invites/{{invite_id}}/resend"): _operator(Op.TENANT_WRITE, "invite.resend"),
+        ("POST", f"{TENANT}/invites/{{invite_id}}/revoke"): _operator(Op.TENANT_WRITE, "invite.revoke"),
+        ("GET", f"{ADMIN}/operator-invites"): _operator(Op.OPERATOR_READ),
+        ("POST", f"{ADMIN}/operator-invites"): _operator(Op.OPERATOR_WRITE, "invite.create"),
+        ("POST", f"{ADMIN}/operator-invites/{{invite_id}}/resend"): _operator(Op.OPERATOR_WRITE, "invite.resend"),
+        ("POST", f"{ADMIN}/operator-invites/{{invite_id}}/revoke"): _operator(Op.OPERATOR_WRITE, "invite.revoke"),
+        ("PATCH", OPERATOR): _operator(Op.OPERATOR_WRITE, "operator.update"),
+        ("GET", f"{ADMIN}/people"): _operator(Op.TENANT_READ),
+        ("GET", PERSON): _operator(Op.TENANT_READ),
+        ("POST", f"{PERSON}/suspend"): _operator(Op.SUSPEND, "person.suspend"),
+        ("POST", f"{PERSON}/resume"): _operator(Op.SUSPEND, "person.resume"),
+        ("DELETE", PERSON): _operator(Op.TENANT_WRITE, "person.delete"),
+        ("GET", f"{ADMIN}/mail"): _operator(Op.OPERATOR_WRITE),
         ("GET", "/api/v1/roles"): _own(),
         ("POST", f"{AUTH}/password"): _public("session.open"),
         ("POST", f"{AUTH}/totp"): _public("session.open_with_second_factor"),

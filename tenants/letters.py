@@ -1,9 +1,20 @@
 """Pure: what mails say, in English and Chinese."""
 
+from dataclasses import dataclass
+
 from core.mail import Letter
 from tenants.types import Person
 
 CHINESE = "zh-CN"
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """What an installation's mails with links are made with."""
+
+    base_url: str
+    pepper: bytes
+    sealing_key: bytes
 
 
 def reset(person: Person, base_url: str, token: str) -> Letter:

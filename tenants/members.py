@@ -56,15 +56,24 @@ async def add(
     )
     if not await queries.insert_member(session, row):
         raise PlatformError("MEMBER_EXISTS", ErrorKind.CONFLICT, "This person is a member already. Change the role.")
-    await record_config_change(session, "member", row.id)
+    await record_config_change(session, "person", person_id)
     return member_of(row)
 
 
+async def is_member(session: AsyncSession, tenant_id: UUID, person_id: UUID, project_id: UUID | None) -> bool:
+    """Say whether the person has a membership there, of the whole tenant or of that very project."""
+    found = await queries.members_in(session, tenant_id, person_id)
+    return any(row.project_id == project_id for row in found)
+
+
 async def list_members(
-    session: AsyncSession, tenant_id: UUID, *, after: UUID | None, limit: int
+    session: AsyncSession, tenant_id: UUID, *, projects_: frozenset[UUID] | None, after: UUID | None, limit: int
 ) -> Sequence[tuple[Member, Person]]:
-    """Return at most `limit` memberships of the tenant, newest first, each with who it is."""
-    found = await queries.members(session, tenant_id, after, limit)
+    """Return at most `limit` memberships of the tenant, newest first, each with who it is.
+
+    With `projects_` only those of these projects, without it all.
+    """
+    found = await queries.members(session, tenant_id, projects_, after, limit)
     return [(member_of(row), person_of(person)) for row, person in found]
 
 
@@ -119,7 +128,7 @@ async def change(
     await session.flush()
     if after.status is Status.SUSPENDED:
         await queries.revoke_invites_by(session, after.person_id, now, tenant_id)
-    await record_config_change(session, "member", member_id)
+    await record_config_change(session, "person", after.person_id)
     return before, after
 
 
@@ -140,8 +149,21 @@ async def remove(
         await _require_another_owner(session, tenant_id, member.person_id)
     await queries.delete_member(session, tenant_id, member_id)
     await queries.revoke_invites_by(session, member.person_id, now, tenant_id)
-    await record_config_change(session, "person", member.person_id)  # the membership's own id names nothing any more
+    await record_config_change(session, "person", member.person_id)
     return member
+
+
+async def leave(session: AsyncSession, tenant_id: UUID, person_id: UUID, *, now: datetime) -> None:
+    """Take all memberships of a person in the tenant away, at their own wish.
+
+    Raises:
+        PlatformError: not_found for whoever is no member; conflict for the last owner.
+    """
+    found = await queries.members_in(session, tenant_id, person_id)
+    if not found:
+        raise not_found(IdKind.TENANT)
+    for row in found:
+        await remove(session, tenant_id, row.id, by=Rights(), now=now, own=True)
 
 
 async def require_other_owners(session: AsyncSession, person_id: UUID) -> None:

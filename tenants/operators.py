@@ -8,12 +8,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from core.clock import Clock
 from core.db import record_config_change
+from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, new_uuid
 from tenants import credentials, queries
 from tenants.credentials import OPERATOR_PREFIX, Peppers, pepper_id
 from tenants.errors import not_found
 from tenants.tables import OperatorRow, OperatorTokenRow
-from tenants.types import Operator, OperatorRole
+from tenants.types import Operator, OperatorRole, Person
 
 VISIBLE_PREFIX = len(OPERATOR_PREFIX) + 4
 
@@ -111,11 +112,16 @@ async def revoke_tokens(session: AsyncSession, operator_id: UUID) -> None:
 
 
 async def disable(session: AsyncSession, operator_id: UUID, *, clock: Clock) -> Operator:
-    """Lock the operator out; again is the same as once."""
+    """Lock the operator out; again is the same as once.
+
+    Raises:
+        PlatformError: not_found; conflict for the last one with every right.
+    """
     row = await queries.operator(session, operator_id)
     if row is None:
         raise not_found(IdKind.OPERATOR)
     if row.disabled_at is None:
+        await _require_another_admin(session, operator_id)
         row.disabled_at = clock.now()
         await session.flush()
         await record_config_change(session, "operator", operator_id)
@@ -138,3 +144,41 @@ async def of_person(session: AsyncSession, person_id: UUID) -> Operator | None:
     """Return the operator that this person signs in as, unless locked out."""
     row = await queries.operator_of_person(session, person_id)
     return None if row is None or row.disabled_at is not None else _operator(row)
+
+
+async def was_person(session: AsyncSession, person_id: UUID) -> bool:
+    """Say whether this person is an operator, or was one before being locked out."""
+    return await queries.operator_of_person(session, person_id) is not None
+
+
+async def create_for(session: AsyncSession, person: Person, role: OperatorRole) -> Operator:
+    """Make a person an operator, named by their address, and by their id too when the name is in use."""
+    name = person.email
+    if await queries.operator_by_name(session, name) is not None:
+        name = f"{person.email[:80]} {person.id.hex}"
+    return await create(session, name=name, role=role, person_id=person.id)
+
+
+async def change_role(session: AsyncSession, operator_id: UUID, role: OperatorRole) -> tuple[Operator, Operator]:
+    """Give the operator another role; return it as it was and as it is.
+
+    Raises:
+        PlatformError: not_found; conflict for the last one with every right.
+    """
+    row = await queries.operator(session, operator_id)
+    if row is None:
+        raise not_found(IdKind.OPERATOR)
+    before = _operator(row)
+    if role is not OperatorRole.ADMIN:
+        await _require_another_admin(session, operator_id)
+    row.role = role
+    await session.flush()
+    await record_config_change(session, "operator", operator_id)
+    return before, _operator(row)
+
+
+async def _require_another_admin(session: AsyncSession, operator_id: UUID) -> None:
+    if list(await queries.lock_admins(session)) == [operator_id]:
+        raise PlatformError(
+            "LAST_OPERATOR", ErrorKind.CONFLICT, "This is the last operator with every right. Make another one first."
+        )

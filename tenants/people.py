@@ -63,6 +63,14 @@ async def get(session: AsyncSession, person_id: UUID) -> Person:
     return person_of(row)
 
 
+async def get_present(session: AsyncSession, person_id: UUID) -> Person:
+    """Return a person; one who was deleted is not found."""
+    person = await get(session, person_id)
+    if person.status is PersonStatus.DELETED:
+        raise not_found(IdKind.PERSON)
+    return person
+
+
 async def update(
     session: AsyncSession, person_id: UUID, *, name: str | None = None, language: str | None = None
 ) -> Person:

@@ -104,9 +104,9 @@ async def member(session: AsyncSession, tenant_id: UUID, member_id: UUID) -> tup
 
 
 async def members(
-    session: AsyncSession, tenant_id: UUID, after: UUID | None, limit: int
+    session: AsyncSession, tenant_id: UUID, projects: frozenset[UUID] | None, after: UUID | None, limit: int
 ) -> Sequence[tuple[MemberRow, PersonRow]]:
-    """Return members newest first, each with who it is."""
+    """Return members newest first, each with who it is; all, or those of these projects only."""
     query = (
         select(MemberRow, PersonRow)
         .join(PersonRow, PersonRow.id == MemberRow.person_id)
@@ -114,6 +114,8 @@ async def members(
         .order_by(MemberRow.id.desc())
         .limit(limit)
     )
+    if projects is not None:
+        query = query.where(MemberRow.project_id.in_(projects))
     if after is not None:
         query = query.where(MemberRow.id < after)
     return [(row[0], row[1]) for row in (await session.execute(query)).all()]

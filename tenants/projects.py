@@ -52,14 +52,30 @@ async def ids(session: AsyncSession, tenant_id: UUID) -> Sequence[UUID]:
     return await queries.project_ids(session, tenant_id)
 
 
-async def list_projects(session: AsyncSession, tenant_id: UUID, *, after: UUID | None, limit: int) -> Sequence[Project]:
-    """Return at most `limit` projects of the tenant, newest first."""
-    return [_project(row) for row in await queries.projects(session, tenant_id, after, limit)]
+async def list_projects(
+    session: AsyncSession,
+    tenant_id: UUID,
+    *,
+    only: frozenset[UUID] | None = None,
+    after: UUID | None,
+    limit: int,
+) -> Sequence[Project]:
+    """Return at most `limit` projects of the tenant, newest first; with `only` no others than these."""
+    return [_project(row) for row in await queries.projects(session, tenant_id, only, after, limit)]
 
 
-async def update(session: AsyncSession, tenant_id: UUID, project_id: UUID, *, status: Status | None = None) -> Project:
-    """Change what is not None; gateways see it within a second of the commit."""
+async def update(
+    session: AsyncSession, tenant_id: UUID, project_id: UUID, *, name: str | None = None, status: Status | None = None
+) -> Project:
+    """Change what is not None; gateways see it within a second of the commit.
+
+    Raises:
+        PlatformError: not_found; conflict for a name the tenant has already.
+    """
     row = await _row(session, tenant_id, project_id)
+    if name is not None and name != row.name:
+        row.name = name
+        await queries.flush_name(session, "project of this tenant")
     if status is not None:
         row.status = status
     if session.is_modified(row):

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tenants.errors import name_taken
 from tenants.tables import OperatorRow, OperatorTokenRow, ProjectRow, TenantRow
+from tenants.types import OperatorRole
 
 UNIQUE_VIOLATION = "23505"
 
@@ -27,6 +28,20 @@ async def insert_named(session: AsyncSession, row: TenantRow | ProjectRow | Oper
             raise
         raise name_taken(noun) from error
     await session.refresh(row)
+
+
+async def flush_name(session: AsyncSession, noun: str) -> None:
+    """Write a changed name.
+
+    Raises:
+        PlatformError: conflict, when the name is in use.
+    """
+    try:
+        await session.flush()
+    except IntegrityError as error:
+        if getattr(error.orig, "sqlstate", "") != UNIQUE_VIOLATION:
+            raise
+        raise name_taken(noun) from error
 
 
 async def tenant(session: AsyncSession, tenant_id: UUID) -> TenantRow | None:
@@ -49,8 +64,13 @@ async def project_ids(session: AsyncSession, tenant_id: UUID) -> Sequence[UUID]:
     return (await session.scalars(select(ProjectRow.id).where(ProjectRow.tenant_id == tenant_id))).all()
 
 
-async def projects(session: AsyncSession, tenant_id: UUID, after: UUID | None, limit: int) -> Sequence[ProjectRow]:
+async def projects(
+    session: AsyncSession, tenant_id: UUID, only: frozenset[UUID] | None, after: UUID | None, limit: int
+) -> Sequence[ProjectRow]:
+    """Return projects newest first; with `only` no others than these."""
     query = select(ProjectRow).where(ProjectRow.tenant_id == tenant_id).order_by(ProjectRow.id.desc()).limit(limit)
+    if only is not None:
+        query = query.where(ProjectRow.id.in_(only))
     if after is not None:
         query = query.where(ProjectRow.id < after)
     return (await session.scalars(query)).all()
@@ -109,3 +129,9 @@ async def revoke_operator_tokens(session: AsyncSession, operator_id: UUID) -> No
         .where(OperatorTokenRow.operator_id == operator_id, OperatorTokenRow.revoked_at.is_(None))
         .values(revoked_at=func.now())
     )
+
+
+async def lock_admins(session: AsyncSession) -> Sequence[UUID]:
+    """Return the operators with every right who are not locked out; none can change until this transaction ends."""
+    query = select(OperatorRow.id).where(OperatorRow.role == OperatorRole.ADMIN, OperatorRow.disabled_at.is_(None))
+    return (await session.scalars(query.order_by(OperatorRow.id).with_for_update())).all()

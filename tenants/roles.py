@@ -81,7 +81,7 @@ WORDS: Mapping[Permission, str] = MappingProxyType(
 )
 OPERATOR_WORDS: Mapping[OperatorPermission, str] = MappingProxyType(
     {
-        OperatorPermission.PLATFORM_READ: "see health, metrics and mail that was not sent",
+        OperatorPermission.PLATFORM_READ: "see health and metrics",
         OperatorPermission.TENANT_READ: "see tenants, projects, people and keys (never a key's secret)",
         OperatorPermission.TENANT_WRITE: "make, change and close tenants and projects; invite their first owner",
         OperatorPermission.SUSPEND: "suspend and resume tenants, projects, people and keys",
@@ -96,7 +96,7 @@ OPERATOR_WORDS: Mapping[OperatorPermission, str] = MappingProxyType(
         OperatorPermission.CATALOG_WRITE: "change models and deployments",
         OperatorPermission.AUDIT_READ: "read, search and export the audit log",
         OperatorPermission.OPERATOR_READ: "see who the operators are",
-        OperatorPermission.OPERATOR_WRITE: "invite and lock out operators, issue their tokens",
+        OperatorPermission.OPERATOR_WRITE: "invite and lock out operators, issue their tokens, see mail kept here",
         OperatorPermission.IDENTITY_WRITE: "set up identity providers",
         OperatorPermission.SECRET_WRITE: "see how far a rotation of the installation's secrets has come",
     }
@@ -157,6 +157,12 @@ class Rights:
     def allow_anywhere(self, permission: Permission) -> bool:
         """Say whether `permission` is held in the tenant or in one of its projects at least."""
         return self.allow(permission) or any(self.allow(permission, project) for project in self.of_project)
+
+    def projects_with(self, permission: Permission) -> frozenset[UUID] | None:
+        """Return the projects in which `permission` is held; None when it is held in all of the tenant."""
+        if self.allow(permission):
+            return None
+        return frozenset(project for project in self.of_project if self.allow(permission, project))
 
     def scopes(self, project_id: UUID) -> frozenset[Scope]:
         """Return the scopes that a key of theirs in that project may have."""

@@ -83,18 +83,27 @@ async def list_tenants(session: AsyncSession, *, after: UUID | None, limit: int)
 
 
 async def update(
-    session: AsyncSession, tenant_id: UUID, *, status: Status | None = None, tz: str | None = None
+    session: AsyncSession,
+    tenant_id: UUID,
+    *,
+    name: str | None = None,
+    status: Status | None = None,
+    tz: str | None = None,
 ) -> Tenant:
     """Change what is not None; gateways see it within a second of the commit.
 
     Raises:
-        PlatformError: not_found; conflict for a closed tenant, which stays as it is; invalid for a status or zone.
+        PlatformError: not_found; conflict for a closed tenant, which stays as it is, and for a name in use; invalid for
+            a status or zone.
     """
     row = await _row(session, tenant_id)
     if row.status == Status.CLOSED:
         raise PlatformError("TENANT_CLOSED", ErrorKind.CONFLICT, "This tenant is closed for good.")
     if status is Status.CLOSED:
         raise invalid("status", "A tenant is closed by its own route, which asks for its name.")
+    if name is not None and name != row.name:
+        row.name = name
+        await queries.flush_name(session, "tenant")
     if status is not None:
         row.status = status
     if tz is not None:

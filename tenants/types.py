@@ -312,6 +312,43 @@ class Member:
     created_at: datetime
 
 
+class InviteState(StrEnum):
+    """Only an open invite can be accepted."""
+
+    OPEN = "open"
+    ACCEPTED = "accepted"
+    REVOKED = "revoked"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """Into a tenant or one of its projects with a role, or among the operators with theirs. Never the link."""
+
+    id: UUID
+    tenant_id: UUID | None
+    project_id: UUID | None
+    role: Role | None
+    operator_role: OperatorRole | None
+    email: str
+    state: InviteState
+    created_at: datetime
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAccount:
+    """A program's account in a project of a tenant: owner of API keys, and no person."""
+
+    id: UUID
+    tenant_id: UUID
+    project_id: UUID
+    name: str
+    role: Role
+    status: PersonStatus
+    created_at: datetime
+
+
 @dataclass(frozen=True, slots=True)
 class SignedIn:
     """An open session and whose it is."""

@@ -5,25 +5,30 @@ from datetime import datetime
 from fastapi import APIRouter
 from pydantic import Field
 
-from api.deps import CurrentAct, CurrentPaging, CurrentServices, OperatorId, ReadSession, Session
+from api.deps import CurrentAct, CurrentPaging, CurrentServices, OperatorId, ReadSession, Session, changed
 from api.guard import GuardedRoute
-from api.permissions import ADMIN
-from api.schemas import Input, Instant, Name, Output, problems
+from api.permissions import ADMIN, OPERATOR
+from api.schemas import Input, Instant, Name, OperatorRoleName, Output, problems
 from core.ids import IdKind, format_id
 from core.pagination import page_of
 from tenants import operators
 from tenants.errors import invalid
-from tenants.types import Operator
+from tenants.types import Operator, OperatorRole
 
 router = APIRouter(route_class=GuardedRoute, tags=["operators"])
 
-OPERATOR = f"{ADMIN}/operators/{{operator_id}}"
-
 
 class OperatorIn(Input):
-    """A new operator, who can do nothing without a token."""
+    """A new operator, a program's: it can do nothing without a token. People are invited."""
 
     name: Name
+    role: OperatorRoleName = OperatorRole.ADMIN
+
+
+class OperatorChange(Input):
+    """The new role."""
+
+    role: OperatorRoleName
 
 
 class TokenIn(Input):
@@ -37,6 +42,8 @@ class OperatorOut(Output):
 
     id: str
     name: str
+    role: OperatorRoleName
+    person_id: str | None = Field(description="Who signs in as this operator.")
     created_at: datetime
     disabled_at: datetime | None
 
@@ -58,6 +65,8 @@ def _out(operator: Operator) -> OperatorOut:
     return OperatorOut(
         id=format_id(IdKind.OPERATOR, operator.id),
         name=operator.name,
+        role=operator.role,
+        person_id=operator.person_id and format_id(IdKind.PERSON, operator.person_id),
         created_at=operator.created_at,
         disabled_at=operator.disabled_at,
     )
@@ -65,8 +74,8 @@ def _out(operator: Operator) -> OperatorOut:
 
 @router.post(f"{ADMIN}/operators", status_code=201, summary="Create an operator", responses=problems(409))
 async def create_operator(body: OperatorIn, session: Session, act: CurrentAct) -> OperatorOut:
-    operator = await operators.create(session, name=body.name)
-    act.on(operator.id, name=operator.name)
+    operator = await operators.create(session, name=body.name, role=body.role)
+    act.on(operator.id, name=operator.name, role=operator.role)
     return _out(operator)
 
 
@@ -78,6 +87,16 @@ async def list_operators(session: ReadSession, paging: CurrentPaging) -> Operato
         items=[_out(operator) for operator in page.items],
         next_after=page.next_after and format_id(IdKind.OPERATOR, page.next_after),
     )
+
+
+@router.patch(OPERATOR, summary="Change an operator's role", responses=problems(409))
+async def update_operator(
+    operator_id: OperatorId, body: OperatorChange, session: Session, act: CurrentAct
+) -> OperatorOut:
+    """Give an operator, and all tokens of it, another role at once. The last one with every right keeps it."""
+    before, after = await operators.change_role(session, operator_id, body.role)
+    act.on(operator_id, **changed(_out(before), _out(after)))
+    return _out(after)
 
 
 @router.post(f"{OPERATOR}/tokens", status_code=201, summary="Issue an operator token")

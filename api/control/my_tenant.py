@@ -9,7 +9,7 @@ from api.deps import CurrentAct, CurrentServices, ReadSession, Session, TenantId
 from api.guard import GuardedRoute
 from api.money import Day, balance_of, usage_of
 from api.permissions import MY_TENANT
-from api.schemas import BalanceOut, BillingModeName, CurrencyCode, Output, StatusName, UsageOut, problems
+from api.schemas import BalanceOut, BillingModeName, CurrencyCode, Input, Name, Output, StatusName, UsageOut, problems
 from core.ids import IdKind, format_id
 from tenants import billing_profiles, closing, tenants
 from tenants.types import Tenant
@@ -44,6 +44,20 @@ def _out(tenant: Tenant) -> MyTenantOut:
 @router.get(MY_TENANT, summary="Read your organisation")
 async def get_my_tenant(tenant_id: TenantId, session: ReadSession) -> MyTenantOut:
     return _out(await tenants.get(session, tenant_id))
+
+
+class MyTenantChange(Input):
+    """The new name."""
+
+    name: Name
+
+
+@router.patch(MY_TENANT, summary="Rename your organisation", responses=problems(409))
+async def update_my_tenant(tenant_id: TenantId, body: MyTenantChange, session: Session, act: CurrentAct) -> MyTenantOut:
+    before = _out(await tenants.get(session, tenant_id))
+    after = _out(await tenants.update(session, tenant_id, name=body.name))
+    act.on(tenant_id, **changed(before, after))
+    return after
 
 
 @router.get(f"{MY_TENANT}/balance", summary="Read your organisation's balance")

@@ -38,7 +38,7 @@ class Browser:
     async def call(self, method: str, path: str, **options: Any) -> httpx.Response:
         headers = {"origin": BASE, "sec-fetch-site": "same-origin", CSRF_HEADER: self.csrf, **self.headers}
         answer = await self.http.request(method, path, headers={**headers, **options.pop("headers", {})}, **options)
-        if answer.status_code == 200 and isinstance(answer.json(), dict):
+        if answer.status_code == 200 and answer.headers["content-type"] == "application/json":
             self.csrf = answer.json().get("csrf_token") or self.csrf
         return answer
 

@@ -26,6 +26,11 @@ WELL_FORMED_ID = "0" * 32
 PREFIXES = {
     "tenant_id": "ten",
     "project_id": "prj",
+    "member_id": "mem",
+    "invite_id": "inv",
+    "service_account_id": "sva",
+    "session_id": "ses",
+    "person_id": "per",
     "key_id": "key",
     "generation_id": "gen",
     "model_id": "mdl",
