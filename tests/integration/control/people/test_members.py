@@ -292,3 +292,37 @@ async def test_the_last_operator_with_every_right_keeps_it(at_desk: Services, vi
     assert (await job.post(tenants, {"name": "x", "currency": "USD"})).status_code == 201
     assert (await root.patch(path, {"role": "support"})).status_code == 200
     assert (await root.post(tenants, {"name": "y", "currency": "USD"})).status_code == 403
+
+
+async def test_ids_of_another_tenant_and_of_nothing_look_alike(acme: Customer, at_desk: Services, visit: Open) -> None:
+    """Every member's route with an id of its own: somebody else's is not found, in the same words as nobody's."""
+    theirs = await customer(at_desk.sessions)
+    await _member(at_desk, acme, ADA, Role.OWNER)
+    await _member(at_desk, theirs, BOB, Role.OWNER)
+    ada, bob = await _in(visit(), ADA), await _in(visit(), BOB)
+    project = _of(theirs, f"projects/prj_{theirs.project.id.hex}")
+    their_member = (await _id(bob, theirs, BOB)).rpartition("/")[2]
+    their_account = (await bob.post(f"{project}/service-accounts", {"name": "ci"})).json()["id"]
+    their_invite = (await bob.post(_of(theirs, "invites"), {"email": CARL, "role": "viewer"})).json()["id"]
+    body = {"name": "x"}
+    for method, path, theirs_id, sent in (
+        ("GET", "members/{}", their_member, None),
+        ("PATCH", "members/{}", their_member, {"role": "viewer"}),
+        ("DELETE", "members/{}", their_member, None),
+        ("PATCH", "service-accounts/{}", their_account, body),
+        ("DELETE", "service-accounts/{}", their_account, None),
+        ("POST", "invites/{}/resend", their_invite, None),
+        ("POST", "invites/{}/revoke", their_invite, None),
+        ("GET", "projects/{}", f"prj_{theirs.project.id.hex}", None),
+        ("PATCH", "projects/{}", f"prj_{theirs.project.id.hex}", body),
+        ("POST", "projects/{}/suspend", f"prj_{theirs.project.id.hex}", None),
+        ("POST", "projects/{}/resume", f"prj_{theirs.project.id.hex}", None),
+        ("POST", "projects/{}/service-accounts", f"prj_{theirs.project.id.hex}", body),
+    ):
+        nothing = f"{theirs_id[:4]}{'0' * 32}"
+        answers = [await ada.call(method, _of(acme, path.format(one)), json=sent) for one in (theirs_id, nothing)]
+        assert [answer.status_code for answer in answers] == [404, 404], (method, path)
+        alike = [{k: v for k, v in answer.json().items() if k != "request_id"} for answer in answers]
+        assert alike[0] == alike[1], (method, path)
+    assert (await bob.get(project)).json()["status"] == "active"
+    assert len((await bob.get(_of(theirs, "members"))).json()["items"]) == 1
