@@ -70,8 +70,8 @@ async def record_config_change(session: AsyncSession, kind: str, entity_id: UUID
 
     Args:
         session: the transaction that changes it.
-        kind: ``api_key``, ``project``, ``tenant``, ``tenant_limits``, ``plan``, ``operator``, ``catalog`` or
-            ``prices``.
+        kind: ``api_key``, ``project``, ``tenant``, ``tenant_limits``, ``plan``, ``person``, ``member``,
+            ``identity_provider``, ``operator``, ``catalog`` or ``prices``.
         entity_id: which one; None means reload all of that kind.
     """
     await session.execute(text("SELECT record_config_change(:kind, :entity)"), {"kind": kind, "entity": entity_id})
