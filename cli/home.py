@@ -2,8 +2,9 @@
 
 ==================  =================================================================================================
 ``lock``            held by the running `tidegate up`; its pid is in it
-``secrets.json``    mode 600, made once: keys of the installation, database passwords, operator token, demo API key
+``secrets.json``    mode 600, made once: keys of the installation, database passwords, demo logins, token and API key
 ``postgres/``       the database; ``valkey/`` counters and the broker; ``spool/`` usage not posted yet; ``objects/``
+``mail/``           mails that no SMTP server is set for, mode 600
 ``logs/``           one file per process, and at most one older one beside it
 ``run/``            sockets, and ``processes.json``: what the last start started (name, pid, start time)
 ==================  =================================================================================================
@@ -74,6 +75,8 @@ class HomeSecrets(msgspec.Struct, frozen=True):
     database_app_password: str
     operator_token: str = ""
     api_key: str = ""
+    operator_password: str = ""
+    tenant_password: str = ""
 
 
 class HomeState(msgspec.Struct, frozen=True):
@@ -187,8 +190,12 @@ def load_secrets(home: Home, mint: Callable[[], HomeSecrets]) -> HomeSecrets:
     except (OSError, msgspec.MsgspecError) as error:
         raise HomeError(f"{home.secrets_file} cannot be read: {error}") from error
     made = mint()
-    write_private(home.secrets_file, msgspec.json.format(msgspec.json.encode(made), indent=2))
+    save_secrets(home, made)
     return made
+
+
+def save_secrets(home: Home, secrets: HomeSecrets) -> None:
+    write_private(home.secrets_file, msgspec.json.format(msgspec.json.encode(secrets), indent=2))
 
 
 def random_hex() -> str:

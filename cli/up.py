@@ -51,7 +51,7 @@ def up(options: UpOptions, version: str) -> int:
     setproctitle(f"tidegate: up {home.path}")
     screen.say(f"Tidegate {version}, home {home.path}")
     port = claim_port(options.host, options.port)
-    secrets = homes.load_secrets(home, seed.mint_secrets)
+    secrets = _secrets(home)
     if options.ready_file is not None:
         _forget(options.ready_file)
     _end_leftovers(home, secrets)
@@ -80,6 +80,15 @@ def up(options: UpOptions, version: str) -> int:
         homes.clear_sockets(home)
     screen.say("Stopped. Everything is kept in the home.")
     return 0
+
+
+def _secrets(home: Home) -> HomeSecrets:
+    """Return the home's secrets, completed when an older version made them."""
+    known = homes.load_secrets(home, seed.mint_secrets)
+    complete = seed.complete(known)
+    if complete != known:
+        homes.save_secrets(home, complete)
+    return complete
 
 
 def _forget(ready_file: Path) -> None:
@@ -231,7 +240,7 @@ class _News:
     def announce(self) -> None:
         self.announced = True
         self.changed(self.state.processes[1:])
-        url, key, token = self.state.base_url, self.secrets.api_key, self.secrets.operator_token
+        url, key = self.state.base_url, self.secrets.api_key
         headers = f"-H 'Authorization: Bearer {key}' -H 'Content-Type: application/json'"
         body = (
             f'{{"model": "{seed.MODEL}", "stream": true, "max_tokens": 60, '
@@ -243,7 +252,10 @@ class _News:
             "",
             f"  OpenAI base URL   {url}/v1",
             f"  API key           {key}   (tenant {seed.TENANT}, credit at the start {seed.CREDIT} USD)",
-            f"  operator login    {token}",
+            f"  operator login    {seed.OPERATOR_EMAIL}   password {self.secrets.operator_password}",
+            f"  tenant login      {seed.TENANT_EMAIL}   password {self.secrets.tenant_password}",
+            f"  sign in           POST {url}/api/v1/auth/password with email and password; both as first set",
+            f"  operator token    {self.secrets.operator_token}",
             f"  API description   {url}/api/openapi.json",
             "",
             "Ask the model (its first answer wakes it, which takes a second or two):",
@@ -264,6 +276,10 @@ class _News:
             "base_url": self.state.base_url,
             "openai_base_url": f"{self.state.base_url}/v1",
             "admin_token": self.secrets.operator_token,
+            "operator_email": seed.OPERATOR_EMAIL,
+            "operator_password": self.secrets.operator_password,
+            "tenant_email": seed.TENANT_EMAIL,
+            "tenant_password": self.secrets.tenant_password,
             "api_key": self.secrets.api_key,
             "model": seed.MODEL,
         }

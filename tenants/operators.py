@@ -146,6 +146,19 @@ async def of_person(session: AsyncSession, person_id: UUID) -> Operator | None:
     return None if row is None or row.disabled_at is not None else _operator(row)
 
 
+async def link(session: AsyncSession, operator_id: UUID, person_id: UUID) -> None:
+    """Let a person sign in as this operator.
+
+    Raises:
+        PlatformError: not_found.
+    """
+    row = await queries.operator(session, operator_id)
+    if row is None:
+        raise not_found(IdKind.OPERATOR)
+    row.person_id = person_id
+    await session.flush()
+
+
 async def was_person(session: AsyncSession, person_id: UUID) -> bool:
     """Say whether this person is an operator, or was one before being locked out."""
     return await queries.operator_of_person(session, person_id) is not None

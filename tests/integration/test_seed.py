@@ -3,6 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
+
 from billing import credits as credit_book
 from billing import price_book
 from catalog import models
@@ -14,7 +16,8 @@ from core.money import PICO_PER_UNIT, Currency
 from core.settings import Database, Settings
 from core.tiers import Tier
 from engine.model_files import locate
-from tenants import api_keys, principals
+from tenants import api_keys, members, operators, people, person_status, principals, sign_in
+from tenants.passwords import Hasher
 
 CLOCK = ManualClock(datetime(2026, 11, 30, tzinfo=UTC))
 
@@ -62,8 +65,62 @@ def test_credentials_of_a_home_are_well_formed_and_never_the_same() -> None:
     first, second = seed.mint_secrets(), seed.mint_secrets()
     assert api_keys.well_formed(first.api_key)
     assert first.operator_token.startswith("tgo_")
-    assert len({*vars_of(first), *vars_of(second)}) == 14
+    assert len({*vars_of(first), *vars_of(second)}) == 18
 
 
 def vars_of(secrets: HomeSecrets) -> list[str]:
     return [getattr(secrets, name) for name in secrets.__struct_fields__]
+
+
+async def _who(sessions: db.Sessions, made: Settings, email: str, password: str) -> tuple[bool, str, list[str]]:
+    """Whether the password is right, the operator's role, and the roles in the demo tenant."""
+    async with db.transaction(sessions) as session:
+        candidate = await sign_in.begin(
+            session,
+            pepper=bytes.fromhex(made.secrets.pepper.get_secret_value()),
+            email=email,
+            address="",
+            now=CLOCK.now(),
+        )
+        assert candidate.person_id is not None
+        operator = await operators.of_person(session, candidate.person_id)
+        rights = await members.of_person(session, candidate.person_id)
+    right = await Hasher().matches(candidate.password_hash, password)
+    return right, operator.role if operator else "", [role for held in rights.values() for role in held.roles]
+
+
+async def test_people_sign_in_as_the_operator_and_as_the_demo_s_owner(
+    database_settings: Database, sessions: db.Sessions, tmp_path: Path
+) -> None:
+    made, secrets = settings(database_settings, tmp_path), seed.mint_secrets()
+    for _ in range(2):
+        await seed._seed(made, secrets, CLOCK)
+        assert await _who(sessions, made, seed.OPERATOR_EMAIL, secrets.operator_password) == (True, "admin", [])
+        assert await _who(sessions, made, seed.TENANT_EMAIL, secrets.tenant_password) == (True, "", ["owner"])
+
+
+async def test_a_home_of_an_older_version_gets_its_logins_and_a_deleted_one_does_not_come_back(
+    database_settings: Database, sessions: db.Sessions, tmp_path: Path
+) -> None:
+    made, old = settings(database_settings, tmp_path), seed.mint_secrets()
+    async with db.transaction(sessions) as session:
+        await seed._people(session, old, bytes.fromhex(made.secrets.pepper.get_secret_value()))
+    await seed._seed(made, old, CLOCK)
+    assert await _who(sessions, made, seed.TENANT_EMAIL, old.tenant_password) == (True, "", ["owner"])
+    async with db.transaction(sessions) as session:
+        owner = await people.by_email(session, seed.TENANT_EMAIL)
+        assert owner is not None
+        await person_status.delete(session, owner.id, now=CLOCK.now())
+    await seed._seed(made, old, CLOCK)
+    async with db.transaction(sessions) as session:
+        assert await people.by_email(session, seed.TENANT_EMAIL) is None
+
+
+def test_secrets_of_an_older_version_are_completed_and_otherwise_kept() -> None:
+    known = seed.mint_secrets()
+    old = msgspec.structs.replace(known, operator_password="", tenant_password="")
+    complete = seed.complete(old)
+    assert len(complete.operator_password) == len(complete.tenant_password) == 20
+    assert complete.operator_password != complete.tenant_password
+    assert msgspec.structs.replace(complete, operator_password="", tenant_password="") == old
+    assert seed.complete(complete) == complete
