@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from sqlalchemy import text
 
 from cli.embedded import valkey as vk
 from core import db
@@ -25,6 +26,7 @@ from engine import simulator
 from engine.simulator import Options
 from tests.conftest import PostgresService, fresh_database, settings_of
 from tests.factories import fleet as fleets
+from tests.factories import owners
 from tests.factories.fleet import Customer, Fleet, Member
 from tests.factories.gateway_process import free_port
 from tests.factories.stack import events_of
@@ -310,6 +312,71 @@ async def test_what_is_suspended_may_not_call_until_it_is_active_again(
         assert {code_of(answer) for answer in await asyncio.gather(*calls)} == {(403, code)}
         (await fleet.operator.patch(path, json={"status": "active"})).raise_for_status()
         await asyncio.gather(*(fleet.until_status(url, customer, 200) for url in fleet.urls))
+
+
+ENDINGS = {
+    "revoked key": "KEY_REVOKED",
+    "suspended key": "KEY_SUSPENDED",
+    "person": "OWNER_SUSPENDED",
+    "member": "OWNER_SUSPENDED",
+    "service account": "OWNER_SUSPENDED",
+    "project": "PROJECT_SUSPENDED",
+    "tenant": "TENANT_SUSPENDED",
+}
+
+
+@pytest.fixture(scope="module")
+async def platform_sessions(module_database: Database) -> AsyncIterator[db.Sessions]:
+    """Of the application, and a schema whose `pg_notify` tells nobody."""
+    assert module_database.owner_url is not None
+    owner = db.create_engine(Database(url=module_database.owner_url))
+    async with owner.begin() as connection:
+        await connection.execute(text("CREATE SCHEMA IF NOT EXISTS muted"))
+        body = "CREATE OR REPLACE FUNCTION muted.pg_notify(text, text) RETURNS void LANGUAGE sql AS 'SELECT'"
+        await connection.execute(text(body))
+        await connection.execute(text("GRANT USAGE ON SCHEMA muted TO tidegate_app"))
+    await owner.dispose()
+    engine = db.create_engine(module_database)
+    yield db.create_sessions(engine)
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("what", ENDINGS)
+async def test_every_gateway_refuses_within_a_second_also_when_the_notice_is_lost(
+    fleet: Fleet, platform_sessions: db.Sessions, what: str, lost: bool
+) -> None:
+    """Without the notice only the look that every gateway takes each quarter of a second finds the change."""
+    customer = await fleet.customer("0")
+    owned = await owners.give(platform_sessions, customer, what)
+    for url in fleet.urls[:REPLICAS]:
+        await fleet.until_status(url, customer, 200)
+    async with db.transaction(platform_sessions) as session:
+        if lost:
+            await session.execute(text("SET LOCAL search_path = muted, public, pg_catalog"))
+        await owners.end(session, owned, what)
+    status = 401 if what == "revoked key" else 403
+    async with asyncio.timeout(1):
+        answers = await asyncio.gather(*(fleet.until_status(url, customer, status) for url in fleet.urls[:REPLICAS]))
+    assert {code_of(answer) for answer in answers} == {(status, ENDINGS[what])}
+
+
+async def test_every_gateway_cuts_what_runs_when_it_is_told_to(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
+    customer = await fleet.customer("1")
+    content = body("[[sim n=1000 fault=stall at=5]]", stream=True)
+    calls = [asyncio.create_task(g.post(CHAT, content=content, headers=customer.headers)) for g in gateways]
+    running = 0
+    async with httpx.AsyncClient() as client:
+        while running < REPLICAS:
+            texts = [(await client.get(f"{url}/metrics")).text for url in fleet.urls[:REPLICAS]]
+            running = sum(
+                re.search(r"^tidegate_gateway_streams [1-9]", text, re.MULTILINE) is not None for text in texts
+            )
+    path = f"/api/v1/admin/tenants/{customer.tenant_id}/keys/{customer.key_id}/revoke"
+    (await fleet.operator.post(path, json={"hard": True})).raise_for_status()
+    async with asyncio.timeout(1):
+        answers = await asyncio.gather(*calls)
+    assert {events_of(answer.text)[-1]["error"]["code"] for answer in answers} == {"KEY_REVOKED"}
 
 
 async def test_tokens_and_keys_cannot_do_each_others_work(
