@@ -56,6 +56,16 @@ async def _made(owner: Client, made: Customer, sessions: db.Sessions) -> Ids:
     asked = await owner.post(f"{tenant}/limit-requests", {**limit, "amount": 700_000, "key_id": ids["key_id"]})
     assert asked.status_code == 201, asked.text
     ids["limit_request_id"] = asked.json()["id"]
+    members = await owner.get(f"{tenant}/members")
+    ids["member_id"] = members.json()["items"][0]["id"]
+    invited = await owner.post(f"{tenant}/invites", {"email": f"{made.tenant.id.hex}@example.com", "role": "viewer"})
+    assert invited.status_code == 201, invited.text
+    ids["invite_id"] = invited.json()["id"]
+    account = await owner.post(
+        f"{tenant}/projects/{ids['project_id']}/service-accounts", {"name": "robot", "role": "developer"}
+    )
+    assert account.status_code == 201, account.text
+    ids["service_account_id"] = account.json()["id"]
     return ids
 
 
