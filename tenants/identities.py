@@ -1,6 +1,6 @@
 """Whom a provider vouches for: its subject becomes a person of ours, with the rights that its groups give now."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from core.db import record_config_change
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id, new_uuid
-from tenants import identity_providers, people, people_queries
+from tenants import audit, identity_providers, people, people_queries
 from tenants import identity_queries as queries
 from tenants.identity_providers import IdentityProvider
 from tenants.identity_tables import PersonIdentityRow
@@ -18,7 +18,7 @@ from tenants.oidc.claims import Given, Grant, email_of, given_by, groups_of, in_
 from tenants.oidc.flow import Profile
 from tenants.queries import operator_of_person
 from tenants.tables import MemberRow, OperatorRow
-from tenants.types import OperatorRole, Person, PersonStatus, Role, Status
+from tenants.types import Actor, ActorKind, OperatorRole, Person, PersonStatus, Role, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +140,40 @@ async def apply(
     await session.flush()
     operator_before, operator_after = await _apply_operator(session, provider, person, given.operator_role, now=now)
     if removed or added:
-        await record_config_change(session, "person", person.id)
+        await _tell(session, provider, person, removed, added, now=now)
     changed = {"roles_added": _words(added), "roles_removed": _words(removed)}
     if operator_before is not operator_after:
         changed |= {"operator_role": [operator_before or "", operator_after or ""]}
     return {name: words for name, words in changed.items() if words}
+
+
+async def _tell(
+    session: AsyncSession,
+    provider: IdentityProvider,
+    person: Person,
+    removed: Sequence[Grant],
+    added: Sequence[Grant],
+    *,
+    now: datetime,
+) -> None:
+    """Tell gateways, and each tenant's trail; whoever left a tenant leaves no open invites there."""
+    await record_config_change(session, "person", person.id)
+    for tenant_id in sorted({grant.tenant_id for grant in (*removed, *added)}):
+        gone, new = ([grant for grant in grants if grant.tenant_id == tenant_id] for grants in (removed, added))
+        audit.record(
+            session,
+            Actor(ActorKind.PERSON, person.id),
+            "member.follow_provider",
+            tenant_id=tenant_id,
+            target_id=person.id,
+            details={
+                "provider": format_id(IdKind.IDENTITY_PROVIDER, provider.id),
+                "roles_added": _words(new),
+                "roles_removed": _words(gone),
+            },
+        )
+        if gone and not new:
+            await people_queries.revoke_invites_by(session, person.id, now, tenant_id)
 
 
 async def _apply_operator(

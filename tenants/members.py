@@ -109,7 +109,8 @@ async def change(
         status: suspended or active.
 
     Raises:
-        PlatformError: not_found; forbidden above one's own rights; conflict for the last owner.
+        PlatformError: not_found; forbidden above one's own rights; conflict for the last owner, and for a role that an
+            identity provider gives.
     """
     await queries.lock_tenant(session, tenant_id)
     row, _ = await _found(session, tenant_id, member_id)
@@ -117,6 +118,9 @@ async def change(
     _require_above(by, before.role, before.project_id)
     if role is not None and role is not before.role:
         _require_above(by, role, before.project_id)
+        if before.origin:  # it would be put back at the next sign-in
+            message = "A group at the identity provider gives this role. Change the group, or what it gives."
+            raise PlatformError("ROLE_FROM_PROVIDER", ErrorKind.CONFLICT, message, param="role")
         row.role = role
     if status is not None:
         row.status = status

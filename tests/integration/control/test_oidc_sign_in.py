@@ -13,10 +13,12 @@ import pytest
 
 from api.services import Services
 from core import db
+from core.errors import PlatformError
 from core.settings import Oidc, Settings
-from tenants import audit, people
+from tenants import audit, members, people, people_queries
+from tenants.roles import Rights
 from tenants.sessions import find, renew
-from tenants.types import AuditFilter, PersonStatus
+from tenants.types import AuditFilter, PersonStatus, Role
 from tests.factories.identity_provider import CLIENT_ID, IdentityProvider, identity_provider
 from tests.factories.mock_provider import MockProvider, mock_provider
 from tests.factories.tenants import Customer, customer
@@ -24,6 +26,7 @@ from tests.integration.control.conftest import Client
 from tests.integration.control.oidc import Browser, Registered, ShiftedClock, at_provider, register
 
 REFRESH_S, TRUST_S = 300, 3600
+OWNER = Rights(frozenset({Role.OWNER}))
 
 
 @pytest.fixture
@@ -106,6 +109,13 @@ async def test_groups_become_roles_at_sign_in_and_the_session_is_the_persons(
     assert (person.name, person.has_password) == ("Ada L", False)
     assert records[0].actor.id == person.id
     assert records[0].details["roles_added"] == [f"developer in ten_{acme.tenant.id.hex}"]
+    async with db.transaction(sessions) as session:
+        of_tenant = AuditFilter(tenant_id=acme.tenant.id, action="member.follow_provider")
+        (told,) = await audit.search(session, of_tenant, after=None, limit=10)
+        (member,) = await people_queries.members_in(session, acme.tenant.id, person.id)
+        with pytest.raises(PlatformError, match="A group at the identity provider gives this role"):
+            await members.change(session, acme.tenant.id, member.id, by=OWNER, now=member.created_at, role=Role.OWNER)
+    assert (told.target_id, told.details["provider"]) == (person.id, at.id)
     again = Browser(browser.app)
     assert (await again.sign_in(at, "ada-1")).status_code == 303
     async with db.transaction(sessions) as session:
