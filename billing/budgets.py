@@ -4,6 +4,9 @@ The counter of a budget holds what is posted on it and what of it is outstanding
 hold at the door, to the charge at the end. Here it is made when Valkey does not have it, and once a minute brought back
 into the interval that is certain: not less than what is posted, not more than that and all that is outstanding of the
 tenant. Where something is posted while both are read, the higher figure is taken: it can only err towards refusing.
+
+The counters of the next day or month are made some minutes before it begins, when nothing can have been spent of it:
+at midnight nobody waits for Postgres, which may even be away.
 """
 
 import re
@@ -30,6 +33,7 @@ from tenants import tenants
 KNOWN = keyspace.PREFIX + "budgets"
 PLACE = keyspace.PREFIX + "budgets_at"
 KEPT = timedelta(days=3)  # after its period
+AHEAD = timedelta(minutes=15)  # of its period
 ATTEMPTS = 3
 PAGE = 200
 PAGES_MAX = 50  # of one run; the next goes on where it ended
@@ -90,6 +94,7 @@ class Repair(msgspec.Struct):
 
     budgets: int = 0
     removed: int = 0  # their period ended days ago
+    ahead: int = 0  # made for the next period
     off: int = 0
     off_nano: int = 0  # without sign
 
@@ -118,6 +123,19 @@ def part_of(counter: str, zone: ZoneInfo) -> Part:
     return start, until, project, key, UUID(hex=found["model"]) if found["model"] else None
 
 
+def following(counter: str, zone: ZoneInfo) -> tuple[str, int]:
+    """Return the counter of the next day or month of the same budget, and when that ends, Unix µs."""
+    start, until, *_ = part_of(counter, zone)
+    if start is None or until is None:
+        raise ValueError(f"{counter[:200]!r} has no next period.")
+    monthly = ":spend:m:" in counter
+    first = until.astimezone(zone).date()
+    was = start.astimezone(zone).date().isoformat()
+    named = counter.replace(was[:7], first.isoformat()[:7]) if monthly else counter.replace(was, first.isoformat())
+    after = (first + timedelta(days=31)).replace(day=1) if monthly else first + timedelta(days=1)
+    return named, int(_begin(after, zone).timestamp()) * 1_000_000
+
+
 def _begin(day: date, zone: ZoneInfo) -> datetime:
     return datetime.combine(day, time(), zone).astimezone(UTC)
 
@@ -131,7 +149,7 @@ def make_loader(sessions: Sessions, client: RespClient) -> Callable[[UUID, tuple
         keys = [credit, out, KNOWN, *map(keyspace.counter, counters)]
         for attempt in range(1, ATTEMPTS + 1):
             before: Argument = await client.call("HGET", credit, "o") or 0
-            version, posted = await _posted(sessions, tenant_id, counters)
+            version, posted, _ = await _posted(sessions, tenant_id, counters)
             arguments: list[Argument] = [version, before, "1" if attempt == ATTEMPTS else "", tenant_id.hex]
             for demand, nano in zip(spends, posted, strict=True):
                 arguments += [demand.counter, demand.until_us, nano]
@@ -148,33 +166,48 @@ async def clamp(sessions: Sessions, client: RespClient, clock: Clock) -> Repair:
         RespUnavailable, RespError: Valkey is away; the next run does it.
     """
     repair, cursor = Repair(), await client.call("GET", PLACE) or b"0"
-    oldest_us = clock.now_us() - KEPT // timedelta(microseconds=1)
     for _ in range(PAGES_MAX):
         cursor, flat = await client.call("HSCAN", KNOWN, cursor, "COUNT", PAGE)
-        tenants_of: dict[UUID, list[str]] = {}
-        over: list[str] = []
-        for name, value in zip(flat[::2], flat[1::2], strict=True):
-            tenant, until_us = value.split()
-            if 0 < int(until_us) < oldest_us:
-                over.append(name.decode())
-            else:
-                tenants_of.setdefault(UUID(hex=tenant.decode()), []).append(name.decode())
-        if over:
-            await client.call("DEL", *map(keyspace.counter, over))
-            await client.call("HDEL", KNOWN, *over)
-            repair.removed += len(over)
-        for tenant_id, counters in tenants_of.items():
-            await _clamp(sessions, client, tenant_id, counters, repair)
+        known = dict(zip(flat[::2], flat[1::2], strict=True))
+        await _clamp_page(sessions, client, clock.now_us(), known, repair)
+        await client.call("SET", PLACE, cursor)
         if cursor == b"0":
             break
-    await client.call("SET", PLACE, cursor)
     return repair
+
+
+async def _clamp_page(
+    sessions: Sessions, client: RespClient, now_us: int, known: dict[bytes, bytes], repair: Repair
+) -> None:
+    oldest_us, soon_us = now_us - KEPT // timedelta(microseconds=1), now_us + AHEAD // timedelta(microseconds=1)
+    tenants_of: dict[UUID, list[str]] = {}
+    over: list[str] = []
+    ending: set[str] = set()
+    for name, value in known.items():
+        tenant, until_us = value.decode().split()
+        if 0 < int(until_us) < oldest_us:
+            over.append(name.decode())
+        else:
+            tenants_of.setdefault(UUID(hex=tenant), []).append(name.decode())
+        if now_us < int(until_us) < soon_us:
+            ending.add(name.decode())
+    if over:
+        await client.call("DEL", *map(keyspace.counter, over))
+        await client.call("HDEL", KNOWN, *over)
+        repair.removed += len(over)
+    for tenant_id, counters in tenants_of.items():
+        zone = await _clamp(sessions, client, tenant_id, counters, repair)
+        for counter in ending.intersection(counters):
+            made, ends_us = following(counter, zone)
+            await client.call("SET", keyspace.counter(made), 0, "NX")
+            await client.call("HSET", KNOWN, made, f"{tenant_id.hex} {ends_us}")
+            repair.ahead += 1
 
 
 async def _clamp(
     sessions: Sessions, client: RespClient, tenant_id: UUID, counters: Sequence[str], repair: Repair
-) -> None:
-    version, posted = await _posted(sessions, tenant_id, counters)
+) -> ZoneInfo:
+    version, posted, zone = await _posted(sessions, tenant_id, counters)
     keys = [keyspace.credit(tenant_id), *map(keyspace.counter, counters)]
     found: list[int] = await client.eval(CLAMP, keys, [version, *posted])
     repair.budgets += len(counters)
@@ -183,10 +216,11 @@ async def _clamp(
             repair.off += 1
             repair.off_nano += abs(off)
             log.warning("budget.repaired", counter=counter, off_nano=off)
+    return zone
 
 
-async def _posted(sessions: Sessions, tenant_id: UUID, counters: Sequence[str]) -> tuple[int, list[int]]:
-    """Return the tenant's version of the ledger, read first, and what is posted on each budget, in nano."""
+async def _posted(sessions: Sessions, tenant_id: UUID, counters: Sequence[str]) -> tuple[int, list[int], ZoneInfo]:
+    """Return the tenant's version of the ledger, read first, what is posted on each budget, in nano, and its zone."""
     async with transaction(sessions) as session:
         balances = await queries.balances(session, [tenant_id])
         try:
@@ -195,4 +229,4 @@ async def _posted(sessions: Sessions, tenant_id: UUID, counters: Sequence[str]) 
             zone = ZoneInfo("UTC")
         parts = [part_of(counter, zone) for counter in counters]
         sums = await spent_pico(session, tenant_id, parts)
-    return balances[0].version if balances else 0, [min(nano_up(pico), MAX_BALANCE_NANO) for pico in sums]
+    return balances[0].version if balances else 0, [min(nano_up(pico), MAX_BALANCE_NANO) for pico in sums], zone

@@ -7,6 +7,7 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tenants import limit_tables as _plans  # noqa: F401 - a tenant's row refers to its plan's table
 from tenants.errors import name_taken
 from tenants.tables import OperatorRow, OperatorTokenRow, ProjectRow, TenantRow
 from tenants.types import OperatorRole

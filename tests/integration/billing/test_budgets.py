@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
+from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import text
@@ -196,7 +197,7 @@ async def test_what_is_posted_while_the_books_are_read_is_not_missed(
     await world.client.call("HSET", credit, "o", 5 * UNIT)
     read, reads = budgets._posted, []
 
-    async def then_posted(sessions: Sessions, tenant: UUID, counters: Sequence[str]) -> tuple[int, list[int]]:
+    async def then_posted(sessions: Sessions, tenant: UUID, counters: Sequence[str]) -> tuple[int, list[int], ZoneInfo]:
         found = await read(sessions, tenant, counters)
         reads.append(found)
         if len(reads) == 1:
@@ -204,7 +205,7 @@ async def test_what_is_posted_while_the_books_are_read_is_not_missed(
             await world.client.call("HDEL", out, request.hex)
             await world.client.call("HSET", credit, "o", 0, "v", found[0] + 1)
             return found
-        return found[0] + 1, found[1]
+        return found[0] + 1, found[1], found[2]
 
     monkeypatch.setattr(budgets, "_posted", then_posted)
     assert await load(world, tenant_id, name) == [5 * UNIT]
@@ -259,6 +260,31 @@ async def test_a_budget_goes_three_days_after_its_period(world: World) -> None:
     assert (await budgets.clamp(world.sessions, world.client, clock)).removed == 1
     assert await world.client.call("EXISTS", *map(keyspace.counter, names)) == 1
     assert await world.client.call("HKEYS", budgets.KNOWN) == [names[1].encode()]
+
+
+async def test_the_next_day_is_made_before_it_begins_so_that_nobody_waits_for_postgres(world: World) -> None:
+    """It is 23:50 of 2026-03-28 in Berlin; the next day has 23 hours. Then Postgres is away."""
+    tenant_id = await tenant_in(world.sessions, "Europe/Berlin")
+    clock, admission = ManualClock(datetime.fromisoformat("2026-03-28T22:50Z")), await door(world)
+    await admission._loading.credit(tenant_id.hex)
+    today, tomorrow = (f"tenant:{tenant_id.hex}:spend:d:2026-03-{day}" for day in (28, 29))
+    month = f"tenant:{tenant_id.hex}:spend:m:2026-03"
+    loader = budgets.make_loader(world.sessions, world.client)
+    ends = {today: "2026-03-28T23:00Z", month: "2026-03-31T22:00Z"}
+    ends_us = {name: int(datetime.fromisoformat(end).timestamp()) * 10**6 for name, end in ends.items()}
+    await loader(tenant_id, tuple(spend(name, until_us=end) for name, end in ends_us.items()))
+    assert (await budgets.clamp(world.sessions, world.client, clock)).ahead == 1
+    assert await values(world, [tomorrow]) == [0]
+    until_us = int((await world.client.call("HGET", budgets.KNOWN, tomorrow)).split()[1])
+    assert until_us == int(datetime.fromisoformat("2026-03-29T22:00Z").timestamp()) * 10**6
+    await world.client.call("INCRBY", keyspace.counter(tomorrow), 5)
+    assert (await budgets.clamp(world.sessions, world.client, clock)).ahead == 1
+    assert await values(world, [tomorrow]) == [0]  # nothing can be spent of it: the repair sets it right
+    admission._loading._budgets = None
+    grant = await ask(admission, served_model(), spend(tomorrow), money=money(tenant_id, UNIT))
+    assert await values(world, [tomorrow]) == [UNIT]
+    admission.release(grant, None)
+    await admission.close()
 
 
 async def test_a_repair_goes_on_where_the_last_one_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from billing.budgets import part_of
+from billing.budgets import following, part_of
 
 OWNER, MODEL = UUID(int=1), UUID(int=2)
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -58,6 +58,25 @@ def test_whose_usage_and_of_which_model(counter: str, expected: tuple[UUID | Non
     start, until, *whose = part_of(counter, BERLIN)
     assert (start, until) == (None, None)
     assert tuple(whose) == expected
+
+
+@pytest.mark.parametrize(
+    ("counter", "next_", "ends"),
+    [
+        ("spend:d:2026-03-28", "spend:d:2026-03-29", datetime(2026, 3, 29, 22, tzinfo=UTC)),
+        ("spend:d:2026-12-31:soft", "spend:d:2027-01-01:soft", datetime(2027, 1, 1, 23, tzinfo=UTC)),
+        ("spend:m:2026-12", "spend:m:2027-01", datetime(2027, 1, 31, 23, tzinfo=UTC)),
+        ("spend:m:2026-02", "spend:m:2026-03", datetime(2026, 3, 31, 22, tzinfo=UTC)),
+    ],
+)
+def test_the_next_period(counter: str, next_: str, ends: datetime) -> None:
+    owner = f"project:{OWNER.hex}:m:{MODEL.hex}:"
+    assert following(owner + counter, BERLIN) == (owner + next_, int(ends.timestamp()) * 10**6)
+
+
+def test_a_total_has_no_next_period() -> None:
+    with pytest.raises(ValueError, match="no next period"):
+        following(f"key:{OWNER.hex}:spend:t", BERLIN)
 
 
 @pytest.mark.parametrize("counter", ["key:k:spend:t", f"key:{OWNER.hex}:rpm", f"key:{OWNER.hex}:spend:d:2026-3-1"])
