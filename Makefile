@@ -39,6 +39,12 @@ setup: $(VENV)/.embedded ## install everything `make run` needs (quick when noth
 .PHONY: setup-dev
 setup-dev: $(VENV)/.dev ## setup, plus what the tests and the linters need
 
+# A program of the system, not a wheel: the tests that need it fail in CI without it, and are skipped elsewhere.
+.PHONY: hledger
+hledger: ## install hledger, which audits the exported books in tests (as root, with apt)
+	@command -v hledger >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends hledger >/dev/null; } \
+		|| { echo "hledger: install it by your system's means (version 1.25 or newer; Debian and Ubuntu, as root: apt-get install hledger)"; exit 1; }
+
 .PHONY: run
 run: setup ## start the whole platform on this machine (ARGS="--port 8080" to change things)
 	@exec $(BIN)/tidegate up $(ARGS)

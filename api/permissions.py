@@ -159,6 +159,7 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("POST", f"{TENANT}/credits"): _operator(Op.CREDIT_WRITE, "credit.top_up"),
         ("GET", f"{TENANT}/balance"): _operator(Op.USAGE_READ),
         ("GET", f"{TENANT}/usage"): _operator(Op.USAGE_READ),
+        ("GET", f"{ADMIN}/ledger/export"): _operator(Op.LEDGER_READ),
         ("GET", f"{ADMIN}/price-books"): _operator(Op.PRICE_READ),
         ("POST", f"{ADMIN}/price-books"): _operator(Op.PRICE_WRITE, "price_book.create"),
         ("GET", f"{ADMIN}/price-books/{{book_id}}/versions"): _operator(Op.PRICE_READ),

@@ -1,16 +1,23 @@
-"""`tidegate ledger verify`: the books of a running installation, of a stopped home, or of a database given by URL."""
+"""`tidegate ledger`: the books of a running installation, of a stopped home, or of a database given by URL."""
 
+import asyncio
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
+from billing import books_export
 from billing import verify as books
+from billing.books_text import BooksFormat
 from cli import home as homes
 from cli import installation, screen
 from cli.embedded import postgres as pg
+from core.db import create_engine, create_sessions
 from core.settings import Settings
 
 
@@ -18,6 +25,32 @@ def verify(home_path: Path) -> int:
     """Add up every account again; return 0 when the books agree, 1 after naming the first row that is wrong."""
     with database(home_path) as settings:
         return books.main(settings, screen.say)
+
+
+def export(home_path: Path, kind: BooksFormat, until: date | None, output: Path | None) -> int:
+    """Write the whole ledger as text to `output`, which appears when it is whole, or to standard output."""
+    with database(home_path) as settings:
+        if output is None:
+            asyncio.run(_export(settings, kind, until, sys.stdout.buffer))
+            sys.stdout.buffer.flush()
+            return 0
+        partial = output.with_name(f".{output.name}.part")
+        try:
+            with partial.open("wb") as file:
+                asyncio.run(_export(settings, kind, until, file))
+            partial.replace(output)
+        finally:
+            partial.unlink(missing_ok=True)
+    return 0
+
+
+async def _export(settings: Settings, kind: BooksFormat, until: date | None, out: BinaryIO) -> None:
+    engine = create_engine(settings.database)
+    try:
+        async for piece in books_export.export(create_sessions(engine), kind, until):
+            out.write(piece)
+    finally:
+        await engine.dispose()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -113,6 +114,17 @@ def _add_ledger(commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
         "platform runs and when it is stopped. Ends with 1 and names the first row that is wrong.",
     )
     verify.set_defaults(command=_ledger_verify)
+    export = actions.add_parser(
+        "export",
+        parents=[home],
+        help="write the whole ledger for hledger or beancount",
+        description="Write the whole ledger as text that a foreign program adds up: `hledger -f FILE check --strict`, "
+        "`bean-check FILE`. The same books give the same bytes.",
+    )
+    export.add_argument("--format", required=True, choices=["hledger", "beancount"], help="in whose language")
+    export.add_argument("--until", type=_day, metavar="DATE", help="only what was booked before this day (UTC)")
+    export.add_argument("--output", type=Path, metavar="FILE", help="where to (default: standard output)")
+    export.set_defaults(command=_ledger_export)
 
 
 def _add_audit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser) -> None:
@@ -162,6 +174,13 @@ def _home_option() -> argparse.ArgumentParser:
     return option
 
 
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a day like 2026-11-30") from None
+
+
 def _port(text: str) -> int:
     if text.isascii() and text.isdigit() and int(text) < 65536:
         return int(text)
@@ -209,6 +228,13 @@ def _ledger_verify(options: argparse.Namespace) -> int:
     from cli.books import verify
 
     return verify(options.home)
+
+
+def _ledger_export(options: argparse.Namespace) -> int:
+    from billing.books_text import BooksFormat
+    from cli.books import export
+
+    return export(options.home, BooksFormat(options.format), options.until, options.output)
 
 
 def _audit_verify(options: argparse.Namespace) -> int:

@@ -47,6 +47,7 @@ class OperatorPermission(StrEnum):
     LIMIT_WRITE = "limit.write"
     USAGE_READ = "usage.read"
     CREDIT_WRITE = "credit.write"
+    LEDGER_READ = "ledger.read"
     PRICE_READ = "price.read"
     PRICE_WRITE = "price.write"
     CATALOG_READ = "catalog.read"
@@ -90,6 +91,7 @@ OPERATOR_WORDS: Mapping[OperatorPermission, str] = MappingProxyType(
         OperatorPermission.LIMIT_WRITE: "change limits and plans, try what a change would refuse, decide requests",
         OperatorPermission.USAGE_READ: "see usage and balance of any tenant",
         OperatorPermission.CREDIT_WRITE: "top up credit",
+        OperatorPermission.LEDGER_READ: "export the whole ledger",
         OperatorPermission.PRICE_READ: "see price books",
         OperatorPermission.PRICE_WRITE: "draft and publish prices",
         OperatorPermission.CATALOG_READ: "see models and deployments",
@@ -119,7 +121,7 @@ OPERATOR_PERMISSIONS: Mapping[OperatorRole, frozenset[OperatorPermission]] = Map
         OperatorRole.FINANCE: frozenset(
             {
                 *(_O.PLATFORM_READ, _O.TENANT_READ, _O.LIMIT_READ, _O.USAGE_READ, _O.CREDIT_WRITE),
-                *(_O.PRICE_READ, _O.PRICE_WRITE, _O.CATALOG_READ, _O.AUDIT_READ),
+                *(_O.LEDGER_READ, _O.PRICE_READ, _O.PRICE_WRITE, _O.CATALOG_READ, _O.AUDIT_READ),
             }
         ),
         OperatorRole.SUPPORT: frozenset(

@@ -42,6 +42,14 @@ def test_the_books_are_verified_while_it_runs_and_when_it_is_stopped(start: Star
     assert start.stop(up) == 0
     assert tidegate("ledger", "verify", "--home", str(up.home)).returncode == 0
     assert tidegate("audit", "verify", "--home", str(up.home)).returncode == 0
+    exported = tidegate("ledger", "export", "--format", "beancount", "--home", str(up.home))
+    assert (exported.returncode, exported.stdout.splitlines()[-1]) == (0, "; the end: 1 entries, 4 accounts"), exported
+    file = up.home / "books"
+    assert (
+        tidegate("ledger", "export", *("--format", "hledger", "--home", str(up.home), "--output", str(file))).stdout
+        == ""
+    )
+    assert "Assets:Cash:USD  100.000000000000 USD\n" in file.read_text("utf-8")
     up = start("a")
     with database(up) as connection:
         connection.execute("SET session_replication_role = replica")  # as somebody who may do anything
