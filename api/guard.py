@@ -233,13 +233,16 @@ async def _as_person(request: Request, services: Services, rule: Rule, token: st
     if rule.caller is CallerKind.OPERATOR:
         async with transaction(services.sessions) as session:
             operator = await operators.of_person(session, person.id)
-        if operator is None:
-            raise _forbidden("Only operators may do this.")
+        if operator is None or signed_in.only_tenant is not None:
+            raise _forbidden("Only operators may do this, and not by the sign-in of one organisation.")
         _require_operator(operator, rule)
         return Caller(operator=operator, signed_in=signed_in, token=token)
     if rule.caller is CallerKind.MEMBER:
         async with transaction(services.sessions) as session:
-            rights = await members.rights_in(session, _tenant_of(request), person.id)
+            tenant_id = _tenant_of(request)
+            rights = (
+                await members.rights_in(session, tenant_id, person.id) if signed_in.reaches(tenant_id) else Rights()
+            )
             _require_right(request, rule, rights)
             if rule.action:
                 await closing.require_open(session, _tenant_of(request))

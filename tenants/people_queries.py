@@ -8,6 +8,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tenants.identity_tables import IdentityProviderRow
 from tenants.queries import UNIQUE_VIOLATION
 from tenants.tables import InviteRow, MemberRow, OperatorRow, PersonRow, SessionRow, TenantRow
 from tenants.types import PersonStatus, Role, Status
@@ -56,11 +57,16 @@ async def members_in(session: AsyncSession, tenant_id: UUID, person_id: UUID) ->
     return (await session.scalars(query)).all()
 
 
-async def session_by_digest(session: AsyncSession, digest: bytes) -> tuple[SessionRow, PersonRow] | None:
-    """Return the session and whose it is, ended and expired ones too."""
-    query = select(SessionRow, PersonRow).join(PersonRow, PersonRow.id == SessionRow.person_id)
-    row = (await session.execute(query.where(SessionRow.digest == digest))).one_or_none()
-    return None if row is None else (row[0], row[1])
+async def session_by_digest(session: AsyncSession, digest: bytes) -> tuple[SessionRow, PersonRow, UUID | None] | None:
+    """Return the session, whose it is, and whose own provider opened it if one did; ended and expired ones too."""
+    query = (
+        select(SessionRow, PersonRow, IdentityProviderRow.tenant_id)
+        .join(PersonRow, PersonRow.id == SessionRow.person_id)
+        .outerjoin(IdentityProviderRow, IdentityProviderRow.id == SessionRow.provider_id)
+        .where(SessionRow.digest == digest)
+    )
+    row = (await session.execute(query)).one_or_none()
+    return None if row is None else (row[0], row[1], row[2])
 
 
 async def session(session: AsyncSession, session_id: UUID) -> SessionRow | None:

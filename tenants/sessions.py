@@ -70,7 +70,7 @@ async def find(
     found = await queries.session_by_digest(session, credentials.digest(pepper, token))
     if found is None:
         return None
-    row, person = found
+    row, person, only_tenant = found
     over = row.ended_at is not None or now >= row.expires_at or now - row.seen_at >= timedelta(seconds=idle_s)
     if over or row.created_at < person.sessions_valid_from or person.status != PersonStatus.ACTIVE:
         return None
@@ -82,6 +82,7 @@ async def find(
         second_factor=row.second_factor,
         created_at=row.created_at,
         expires_at=row.expires_at,
+        only_tenant=only_tenant,
     )
     return signed_in, now - row.seen_at >= SEEN_EVERY
 

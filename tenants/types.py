@@ -351,7 +351,10 @@ class ServiceAccount:
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """An open session and whose it is."""
+    """An open session and whose it is.
+
+    `only_tenant` is set when a tenant's own provider opened it: what that vouches for ends at the tenant.
+    """
 
     id: UUID
     person: Person
@@ -360,6 +363,11 @@ class SignedIn:
     second_factor: bool
     created_at: datetime
     expires_at: datetime
+    only_tenant: UUID | None = None
+
+    def reaches(self, tenant_id: UUID) -> bool:
+        """Say whether the session may be used in this tenant."""
+        return self.only_tenant is None or self.only_tenant == tenant_id
 
 
 @dataclass(frozen=True, slots=True)

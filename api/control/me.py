@@ -14,6 +14,7 @@ from api.permissions import ME
 from api.schemas import Input, Name, Output, problems
 from api.visit import CurrentVisit
 from core import mail
+from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id
 from tenants import letters, people, person_status, second_factor, sessions, sign_in
 from tenants.types import OpenSession, Person
@@ -126,10 +127,13 @@ async def update_me(body: ProfileIn, session: Session, visit: CurrentVisit) -> P
     return person_out(person)
 
 
-@router.post(f"{ME}/password", summary="Change your password", responses=problems(429))
+@router.post(f"{ME}/password", summary="Change your password", responses=problems(409, 429))
 async def change_password(body: PasswordChangeIn, session: Session, visit: CurrentVisit) -> RenewedOut:
     """Put a new password in force. Your other sessions end; this one goes on under a fresh token."""
     me, services = visit.caller.own.person, visit.services
+    if not me.has_password:  # a provider vouches for them; a password would outlive what it vouches for
+        message = "You sign in by your organisation's identity provider: there is no password to change."
+        raise PlatformError("PASSWORD_NOT_SET", ErrorKind.CONFLICT, message)
     await visit.prove_again(body.current_password)
     fresh = await services.passwords.new(body.new_password, email=me.email, name=me.name)
     await sign_in.set_password(session, me.id, fresh, visit.now)

@@ -97,13 +97,15 @@ def _operator(operator: Operator | None) -> OperatorRightsOut | None:
 async def get_session_of_caller(caller: CurrentCaller, session: ReadSession, services: CurrentServices) -> SessionOut:
     """Return you, your organisations with your rights in them, and the token that changes need."""
     signed_in = caller.own
-    rights = await members.of_person(session, signed_in.person.id)
+    held = await members.of_person(session, signed_in.person.id)
+    rights = {tenant_id: there for tenant_id, there in held.items() if signed_in.reaches(tenant_id)}
+    operator = None if signed_in.only_tenant else await operators.of_person(session, signed_in.person.id)
     found = [(await tenants.get(session, tenant_id), rights[tenant_id]) for tenant_id in sorted(rights)[:TENANTS_MAX]]
     return SessionOut.model_validate(
         {
             "person": person_out(signed_in.person),
-            "tenants": [_tenant(tenant, held) for tenant, held in found],
-            "operator": _operator(await operators.of_person(session, signed_in.person.id)),
+            "tenants": [_tenant(tenant, there) for tenant, there in found],
+            "operator": _operator(operator),
             "language": signed_in.person.language,
             "method": signed_in.method,
             "second_factor": signed_in.second_factor,

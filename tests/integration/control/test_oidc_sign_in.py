@@ -15,7 +15,7 @@ from api.services import Services
 from core import db
 from core.errors import PlatformError
 from core.settings import Oidc, Settings
-from tenants import audit, members, people, people_queries
+from tenants import audit, members, operators, people, people_queries
 from tenants.roles import Rights
 from tenants.sessions import find, renew
 from tenants.types import AuditFilter, PersonStatus, Role
@@ -390,6 +390,18 @@ async def test_a_tenants_own_provider_takes_over_nobody_of_elsewhere(
     assert (await browser.sign_in(own, "new")).status_code == 303
     assert (await browser.get(of(acme))).status_code == 200  # by the default role
     assert code_of(await browser.get(of(labs))) == (404, "NOT_FOUND")
+    async with db.transaction(sessions) as session:
+        new = await people.by_email(session, "new@example.com")
+        assert new is not None
+        await members.add(session, labs.tenant.id, new.id, Role.OWNER)
+        await operators.create(session, name="new", person_id=new.id)
+    assert code_of(await browser.get(of(labs))) == (404, "NOT_FOUND")  # Acme does not vouch for people at Labs
+    assert code_of(await browser.get("/api/v1/admin/tenants")) == (403, "FORBIDDEN")
+    me = (await browser.get("/api/v1/session")).json()
+    assert ([tenant["id"] for tenant in me["tenants"]], me["operator"]) == ([f"ten_{acme.tenant.id.hex}"], None)
+    password = {"current_password": "x" * 12, "new_password": "correct horse battery staple"}
+    answer = await browser.post("/api/v1/me/password", json=password, headers={"x-csrf-token": me["csrf_token"]})
+    assert code_of(answer) == (409, "PASSWORD_NOT_SET")
     shown = (await browser.get("/api/v1/auth/providers")).json()["items"]
     assert [item["name"] for item in shown] == ["Mock"]
     shown = (await browser.get("/api/v1/auth/providers?email_domain=example.com")).json()["items"]
