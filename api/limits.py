@@ -1,7 +1,7 @@
 """What operators' and members' routes of limits share: their shapes on the wire, and what a change leaves behind."""
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Annotated
 from uuid import UUID
 
@@ -15,9 +15,10 @@ from api.errors import request_id_of
 from api.schemas import Input, Output
 from api.services import services_of
 from catalog import models
+from core.clock import Clock
 from core.ids import IdKind, format_id
 from core.money import PICO_PER_NANO
-from tenants import limits
+from tenants import limits, refusals
 from tenants.limit_merge import SPENDS, Effective
 from tenants.limit_requests import LimitRequest, RequestState
 from tenants.limits import LimitChange, Why
@@ -47,6 +48,7 @@ Amount = Annotated[
     ),
 ]
 
+MET_SINCE = timedelta(hours=24)
 _ACTOR_IDS = {
     ActorKind.OPERATOR: IdKind.OPERATOR,
     ActorKind.API_KEY: IdKind.API_KEY,
@@ -61,6 +63,9 @@ class LimitIn(Input):
     amount: Amount
     mode: ModeName = LimitMode.HARD
     model: ModelName = ""
+    replaces: ModeName | None = Field(
+        None, description="Remove the limit of this mode in the same change: `dark`, to make a trial hard."
+    )
     reason: Reason
 
 
@@ -173,6 +178,9 @@ class EffectiveOut(Output):
     source: str = Field(description="`plan`, `tenant` (for every project or key), `project` or `key`.")
     set_by: AuthorName
     limit_id: str
+    met_24h: int = Field(
+        description="Requests that met it in the last 24 hours: refused by a hard one, counted by a soft or dark one."
+    )
 
 
 class EffectiveList(Output):
@@ -269,11 +277,17 @@ def request_page(requests: Sequence[LimitRequest], next_after: UUID | None) -> L
     )
 
 
-def effective_list(found: Sequence[Effective]) -> EffectiveList:
-    return EffectiveList(items=[_effective(item) for item in found])
+async def effective_of(
+    session: AsyncSession, tenant_id: UUID, project_id: UUID, key_id: UUID | None, clock: Clock
+) -> EffectiveList:
+    """Return what holds for a key, or for a project's keys without limits of their own, and how often it was met."""
+    found = await limits.effective(session, tenant_id, project_id, key_id)
+    since = clock.now() - MET_SINCE
+    met = await refusals.by_limit(session, tenant_id, since, project_id=project_id, key_id=key_id)
+    return EffectiveList(items=[_effective(item, met) for item in found])
 
 
-def _effective(item: Effective) -> EffectiveOut:
+def _effective(item: Effective, met: Mapping[tuple[str, str, str, str], int]) -> EffectiveOut:
     limit, slot = item.limit, item.rule.slot
     stored = limit.amount * PICO_PER_NANO if limit.metric in SPENDS else limit.amount
     if slot.plan_id is not None:
@@ -291,6 +305,7 @@ def _effective(item: Effective) -> EffectiveOut:
         source=source,
         set_by=slot.author,
         limit_id=format_id(IdKind.LIMIT, item.rule.id),
+        met_24h=met.get((limit.level.value, limit.metric.value, limit.model, limit.mode.value), 0),
     )
 
 

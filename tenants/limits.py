@@ -1,7 +1,7 @@
 """Limits: set, remove, list, undo. Every change says why and is kept, and gateways are told in the same transaction."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
@@ -112,7 +112,9 @@ def _change(row: LimitChangeRow) -> LimitChange:
     )
 
 
-async def set_limit(session: AsyncSession, slot: LimitSlot, amount: int, why: Why) -> tuple[LimitRule, int | None]:
+async def set_limit(
+    session: AsyncSession, slot: LimitSlot, amount: int, why: Why, *, replaces: LimitMode | None = None
+) -> tuple[LimitRule, int | None]:
     """Put an amount in a slot, whether it has one or not.
 
     Args:
@@ -120,14 +122,17 @@ async def set_limit(session: AsyncSession, slot: LimitSlot, amount: int, why: Wh
         slot: with its tenant or plan; a project or key must be that tenant's.
         amount: as `parse_amount` returns it.
         why: kept in the history.
+        replaces: remove the rule of this mode in the same change: a trial becomes hard.
 
     Returns:
         The rule, and the amount before, None when there was none.
 
     Raises:
-        PlatformError: not_found, or conflict when there are too many rules.
+        PlatformError: not_found, conflict when there are too many rules, invalid when there is nothing to replace.
     """
     await _lock_owner(session, slot)
+    if replaces is not None:
+        await _replace(session, replace(slot, mode=replaces), slot.mode, why)
     before = await limit_queries.rule_at(session, slot.tenant_id, slot)
     if before is None and await limit_queries.count_at_target(session, slot.tenant_id, slot) >= RULES_MAX:
         raise PlatformError(
@@ -138,6 +143,13 @@ async def set_limit(session: AsyncSession, slot: LimitSlot, amount: int, why: Wh
         return rule_of(before), was
     row, _ = await _write(session, _Edit(slot, why), before, amount)
     return rule_of(row), was
+
+
+async def _replace(session: AsyncSession, old: LimitSlot, mode: LimitMode, why: Why) -> None:
+    row = None if old.mode is mode else await limit_queries.rule_at(session, old.tenant_id, old)
+    if row is None:
+        raise invalid("replaces", f"There is no {old.mode.value} limit of the same metric and model here.")
+    await _erase(session, _Edit(old, why), row)
 
 
 async def remove(session: AsyncSession, rule: LimitRule, why: Why) -> None:

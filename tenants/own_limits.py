@@ -23,8 +23,10 @@ _WIDER = {
 }
 
 
-async def set_limit(session: AsyncSession, slot: LimitSlot, amount: int, why: Why) -> tuple[LimitRule, int | None]:
-    """Put an amount in a slot of the tenant's own.
+async def set_limit(
+    session: AsyncSession, slot: LimitSlot, amount: int, why: Why, *, replaces: LimitMode | None = None
+) -> tuple[LimitRule, int | None]:
+    """Put an amount in a slot of the tenant's own; see `limits.set_limit`.
 
     Returns:
         The rule, and the amount before, None when there was none.
@@ -46,7 +48,7 @@ async def set_limit(session: AsyncSession, slot: LimitSlot, amount: int, why: Wh
             param="amount",
             fields={"most": limits.amount_out(slot.metric, most)},
         )
-    return await limits.set_limit(session, replace(slot, author=LimitAuthor.TENANT), amount, why)
+    return await limits.set_limit(session, replace(slot, author=LimitAuthor.TENANT), amount, why, replaces=replaces)
 
 
 async def allowed(session: AsyncSession, slot: LimitSlot) -> Sequence[LimitRule]:

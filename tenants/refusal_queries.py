@@ -67,6 +67,21 @@ async def by_second(
     return (await session.execute(text(statement), values)).all()
 
 
+async def by_limit(
+    session: AsyncSession, tenant_id: UUID, since: datetime, project_id: UUID, key_id: UUID | None
+) -> Sequence[RefusalRow]:
+    """Return how many requests met each limit: of the tenant, the project, and the key or the project's keys."""
+    statement = """
+        SELECT level, metric, limit_model, mode, sum(requests)::bigint AS requests FROM refusal
+        WHERE tenant_id = :tenant_id AND at >= :since AND metric <> ''
+            AND (level = 'tenant' OR project_id = :project_id)
+            AND (level <> 'key' OR CAST(:key_id AS uuid) IS NULL OR key_id = :key_id)
+        GROUP BY level, metric, limit_model, mode
+    """
+    values = {"tenant_id": tenant_id, "since": since, "project_id": project_id, "key_id": key_id}
+    return (await session.execute(text(statement), values)).all()
+
+
 async def by_hour(
     session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime, limit: int
 ) -> Sequence[RefusalRow]:

@@ -127,6 +127,17 @@ async def by_second(
     return [SecondOfRefusals(*row) for row in rows]
 
 
+async def by_limit(
+    session: AsyncSession, tenant_id: UUID, since: datetime, *, project_id: UUID, key_id: UUID | None
+) -> dict[tuple[str, str, str, str], int]:
+    """Return how many requests met a limit since then, by level, metric, model and mode of the limit.
+
+    Those of level key are counted for `key_id`, or without one for all keys of the project.
+    """
+    rows = await queries.by_limit(session, tenant_id, since, project_id, key_id)
+    return {(row.level, row.metric, row.limit_model, row.mode): row.requests for row in rows}
+
+
 async def by_hour(
     session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime, *, limit: int
 ) -> list[HourOfRefusals]:

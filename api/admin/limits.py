@@ -6,7 +6,7 @@ from uuid import UUID
 from fastapi import APIRouter
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.deps import Act, CurrentAct, CurrentPaging, KeyId, ProjectId, ReadSession, Session, TenantId
+from api.deps import Act, CurrentAct, CurrentPaging, CurrentServices, KeyId, ProjectId, ReadSession, Session, TenantId
 from api.guard import GuardedRoute
 from api.limits import (
     CurrentWhy,
@@ -24,7 +24,7 @@ from api.limits import (
     RevertIn,
     change_out,
     change_page,
-    effective_list,
+    effective_of,
     limit_list,
     limit_out,
     note,
@@ -56,7 +56,7 @@ async def _set(
 ) -> LimitOut:
     slot = replace(await slot_of(session, body, level), tenant_id=tenant_id, project_id=project_id, key_id=key_id)
     amount = limits.parse_amount(body.metric, body.amount)
-    rule, before = await limits.set_limit(session, slot, amount, why(body.reason))
+    rule, before = await limits.set_limit(session, slot, amount, why(body.reason), replaces=body.replaces)
     note(act, rule, before, rule.amount)
     return limit_out(rule)
 
@@ -107,11 +107,11 @@ async def set_project_limit(
 
 @router.get(f"{OF_PROJECT}/effective", summary="Read what limits hold for a project")
 async def get_effective_project_limits(
-    tenant_id: TenantId, project_id: ProjectId, session: ReadSession
+    tenant_id: TenantId, project_id: ProjectId, session: ReadSession, services: CurrentServices
 ) -> EffectiveList:
     """Return what holds for a key of the project that has no limits of its own, and where each limit comes from."""
     project = await projects.get(session, tenant_id, project_id)
-    return effective_list(await limits.effective(session, tenant_id, project.id, None))
+    return await effective_of(session, tenant_id, project.id, None, services.clock)
 
 
 @router.get(OF_KEY, summary="List a key's own limits")
@@ -127,10 +127,12 @@ async def set_key_limit(
 
 
 @router.get(f"{OF_KEY}/effective", summary="Read what limits hold for a key")
-async def get_effective_key_limits(tenant_id: TenantId, key_id: KeyId, session: ReadSession) -> EffectiveList:
+async def get_effective_key_limits(
+    tenant_id: TenantId, key_id: KeyId, session: ReadSession, services: CurrentServices
+) -> EffectiveList:
     """Return every limit that a request with this key must pass, and where each comes from."""
     key = await api_keys.get(session, tenant_id, key_id)
-    return effective_list(await limits.effective(session, tenant_id, key.project_id, key.id))
+    return await effective_of(session, tenant_id, key.project_id, key.id, services.clock)
 
 
 @router.get(f"{TENANT}/limit-changes", summary="Read the history of a tenant's limits")

@@ -178,7 +178,7 @@ async def set_plan_limit(
     """Set a limit for each tenant on the plan, or for each of their projects or keys. It holds within a second."""
     slot = replace(await slot_of(session, body, body.level), plan_id=plan_id)
     amount = limits.parse_amount(body.metric, body.amount)
-    rule, before = await limits.set_limit(session, slot, amount, why(body.reason))
+    rule, before = await limits.set_limit(session, slot, amount, why(body.reason), replaces=body.replaces)
     note(act, rule, before, rule.amount)
     return limit_out(rule)
 

@@ -8,7 +8,18 @@ from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.deps import Act, CurrentAct, CurrentCaller, CurrentPaging, KeyId, ProjectId, ReadSession, Session, TenantId
+from api.deps import (
+    Act,
+    CurrentAct,
+    CurrentCaller,
+    CurrentPaging,
+    CurrentServices,
+    KeyId,
+    ProjectId,
+    ReadSession,
+    Session,
+    TenantId,
+)
 from api.guard import Caller, GuardedRoute
 from api.limits import (
     Amount,
@@ -33,7 +44,7 @@ from api.limits import (
     RevertIn,
     change_out,
     change_page,
-    effective_list,
+    effective_of,
     limit_list,
     limit_out,
     note,
@@ -73,7 +84,7 @@ class LimitRequestIn(Input):
 
 async def _set(session: AsyncSession, slot: LimitSlot, body: LimitIn, act: Act, why: MakeWhy) -> LimitOut:
     amount = limits.parse_amount(body.metric, body.amount)
-    rule, before = await own_limits.set_limit(session, slot, amount, why(body.reason))
+    rule, before = await own_limits.set_limit(session, slot, amount, why(body.reason), replaces=body.replaces)
     note(act, rule, before, rule.amount)
     return limit_out(rule)
 
@@ -155,11 +166,11 @@ async def remove_my_project_limit(
 
 @router.get(f"{OF_PROJECT}/effective", summary="Read what limits hold for a project")
 async def get_my_effective_project_limits(
-    tenant_id: TenantId, project_id: ProjectId, session: ReadSession
+    tenant_id: TenantId, project_id: ProjectId, session: ReadSession, services: CurrentServices
 ) -> EffectiveList:
     """Return what holds for a key of the project that has no limits of its own, and where each limit comes from."""
     project = await projects.get(session, tenant_id, project_id)
-    return effective_list(await limits.effective(session, tenant_id, project.id, None))
+    return await effective_of(session, tenant_id, project.id, None, services.clock)
 
 
 @router.get(OF_KEY, summary="List a key's own limits")
@@ -189,11 +200,11 @@ async def set_my_key_limit(
 
 @router.get(f"{OF_KEY}/effective", summary="Read what limits hold for a key")
 async def get_my_effective_key_limits(
-    tenant_id: TenantId, project_id: ProjectId, key_id: KeyId, session: ReadSession
+    tenant_id: TenantId, project_id: ProjectId, key_id: KeyId, session: ReadSession, services: CurrentServices
 ) -> EffectiveList:
     """Return every limit that a request with this key must pass, and where each comes from."""
     key = await _key(session, tenant_id, project_id, key_id)
-    return effective_list(await limits.effective(session, tenant_id, project_id, key.id))
+    return await effective_of(session, tenant_id, project_id, key.id, services.clock)
 
 
 @router.get(f"{MY_TENANT}/limit-changes", summary="Read the history of your own limits")

@@ -9,7 +9,10 @@ from catalog import models
 from catalog.types import NewVersion
 from core import db
 from core.clock import SystemClock
+from core.ids import new_uuid
 from core.money import Currency
+from tenants import refusals
+from tenants.refusals import Refusal
 from tests.factories.tenants import Customer, customer
 from tests.integration.control.conftest import Client
 
@@ -195,3 +198,65 @@ async def test_a_plan_takes_only_a_price_book_made_for_plans(world: World) -> No
     tenants_own["tenant_id"] = world.tenant.rpartition("/")[2]
     draft = await admin.post(f"{ADMIN}/price-books/{books[1]}/versions", {"items": [tenants_own]})
     assert (draft.status_code, draft.json()["code"]) == (400, "INVALID_PRICE")
+
+
+def _met(world: World, level: str, mode: str, requests: int, **changes: Any) -> Refusal:
+    now = int(SystemClock().now().timestamp())
+    values: dict[str, Any] = {
+        "id": new_uuid(),
+        "at_s": now - 60,
+        "span_s": 1,
+        "tenant_id": world.who.tenant.id,
+        "project_id": world.who.project.id,
+        "key_id": world.who.key.id,
+        "model_id": new_uuid(),
+        "model": "sim",
+        "code": "CONCURRENCY_LIMITED",
+        "level": level,
+        "metric": "concurrency",
+        "limit_model": "",
+        "mode": mode,
+        "requests": requests,
+        "input_tokens": 0,
+        "output_tokens": 0,
+        "sample_request_id": new_uuid(),
+        **changes,
+    }
+    return Refusal(**values)
+
+
+async def test_a_trial_shows_what_it_would_have_refused_and_becomes_hard_in_one_call(
+    world: World, sessions: db.Sessions
+) -> None:
+    await world.put(world.key, metric="concurrency", amount=3, mode="dark")
+    await world.put(world.tenant, metric="concurrency", amount=9)
+    other_key, day_s = new_uuid(), 86_400
+    met = [
+        _met(world, "key", "dark", 7),
+        _met(world, "key", "dark", 30, key_id=other_key),
+        _met(world, "key", "dark", 500, at_s=int(SystemClock().now().timestamp()) - day_s - 60),
+        _met(world, "tenant", "hard", 2, key_id=other_key),
+    ]
+    async with db.transaction(sessions) as session:
+        await refusals.write(session, met)
+
+    async def shown(path: str) -> list[tuple[str, str, int]]:
+        items = await world.items(f"{path}/limits/effective")
+        return [(i["level"], i["mode"], i["met_24h"]) for i in items if i["metric"] == "concurrency"]
+
+    assert await shown(world.key) == [("key", "dark", 7), ("tenant", "hard", 2)]
+    assert await shown(world.project) == [("tenant", "hard", 2)]
+    hard = await world.put(world.key, metric="concurrency", amount=4, mode="hard", replaces="dark", reason="7 is few")
+    assert [rule["id"] for rule in await world.items(f"{world.key}/limits")] == [hard["id"]]
+    changes = await world.items(f"{world.tenant}/limit-changes")
+    assert [(c["mode"], c["before"], c["after"], c["reason"]) for c in changes[:2]] == [
+        ("hard", None, 4, "7 is few"),
+        ("dark", 3, None, "7 is few"),
+    ]
+    for replaces in ("dark", "hard"):
+        refused = await world.admin.call(
+            "PUT",
+            f"{world.key}/limits",
+            json={"metric": "concurrency", "amount": 5, "replaces": replaces, "reason": "x"},
+        )
+        assert (refused.status_code, refused.json()["param"]) == (400, "replaces")
