@@ -17,7 +17,6 @@ SPENDS = frozenset({LimitMetric.SPEND_PER_DAY, LimitMetric.SPEND_PER_MONTH, Limi
 _NARROWEST_FIRST = {LimitLevel.KEY: 0, LimitLevel.PROJECT: 1, LimitLevel.TENANT: 2}
 _METRICS = {metric: place for place, metric in enumerate(LimitMetric)}
 _MODES = {mode: place for place, mode in enumerate(LimitMode)}
-_NO_RULES: tuple[LimitRule, ...] = ()
 
 _Place = tuple[LimitLevel, LimitMetric, LimitMode, str]
 
@@ -75,23 +74,30 @@ def _limit(rule: LimitRule) -> Limit:
 class LimitBook:
     """Many rules, ready to be asked for many keys. Keys with the same limits get the same tuple: it is kept once."""
 
-    def __init__(self, rules: Iterable[LimitRule]) -> None:
-        self._of: dict[UUID, list[LimitRule]] = {}  # by the narrowest id that a rule names
+    def __init__(self, rules: Iterable[LimitRule] = ()) -> None:
+        # by the narrowest id that a rule names, as a number: a UUID's own hash and comparison cost more
+        self._of: dict[int, list[LimitRule]] = {}
+        self._merged: dict[tuple[int, ...], tuple[Limit, ...]] = {}
+        self._shared: dict[tuple[Limit, ...], tuple[Limit, ...]] = {}
+
+        self.add(rules)
+
+    def add(self, rules: Iterable[LimitRule]) -> None:
+        """Take in more rules, before the first key is asked about."""
         for rule in rules:
             slot = rule.slot
             owner = slot.key_id or slot.project_id or slot.tenant_id or slot.plan_id
             if owner is not None:
-                self._of.setdefault(owner, []).append(rule)
-        self._merged: dict[tuple[UUID | None, ...], tuple[Limit, ...]] = {}
-        self._shared: dict[tuple[Limit, ...], tuple[Limit, ...]] = {}
+                self._of.setdefault(owner.int, []).append(rule)
 
     def limits(self, plan_id: UUID, tenant_id: UUID, project_id: UUID, key_id: UUID) -> tuple[Limit, ...]:
         """Return what holds for this key."""
-        ids = plan_id, tenant_id, project_id, key_id
-        named = tuple(found if found in self._of else None for found in ids)
+        of = self._of
+        ids = plan_id.int, tenant_id.int, project_id.int, key_id.int
+        named = tuple([found for found in ids if found in of])
         merged = self._merged.get(named)
         if merged is None:
-            rules = [rule for found in ids for rule in self._of.get(found, _NO_RULES)]
+            rules = [rule for found in named for rule in of[found]]
             merged = tuple(effective.limit for effective in merge(rules, project_id, key_id))
             merged = self._merged[named] = self._shared.setdefault(merged, merged)
         return merged

@@ -15,6 +15,7 @@ from core.money import MAX_BALANCE_NANO, PICO_PER_NANO, format_pico, parse_pico
 from tenants import api_keys, limit_queries, projects, queries
 from tenants.errors import invalid, not_found
 from tenants.limit_merge import SPENDS, Effective, merge
+from tenants.limit_queries import RuleRow
 from tenants.limit_tables import LimitChangeRow, LimitRuleRow
 from tenants.types import Actor, ActorKind, LimitAuthor, LimitLevel, LimitMetric, LimitMode, LimitRule, LimitSlot
 
@@ -80,11 +81,11 @@ def amount_out(metric: LimitMetric, amount: int) -> int | str:
     return format_pico(amount) if metric in SPENDS else amount
 
 
-def rule_of(row: LimitRuleRow) -> LimitRule:
+def rule_of(row: LimitRuleRow | RuleRow) -> LimitRule:
     return LimitRule(row.id, _slot(row), int(row.amount), row.updated_at)
 
 
-def _slot(row: LimitRuleRow | LimitChangeRow) -> LimitSlot:
+def _slot(row: LimitRuleRow | RuleRow | LimitChangeRow) -> LimitSlot:
     return LimitSlot(
         level=LimitLevel(row.level),
         metric=LimitMetric(row.metric),

@@ -16,6 +16,7 @@ from tenants import credentials, key_queries, key_secrets, limit_queries, querie
 from tenants.credentials import Peppers
 from tenants.key_queries import PrincipalRow
 from tenants.limit_merge import LimitBook
+from tenants.limit_queries import RuleRow
 from tenants.limits import rule_of
 from tenants.types import Principal
 
@@ -87,7 +88,7 @@ async def load_all(session: AsyncSession, pepper_ids: Collection[str] | None = N
 
     Digests under other peppers than these, when they are named, are left out: nobody can present them.
     """
-    book = LimitBook(rule_of(row) for row in await limit_queries.all_rules(session))
+    book = await _read(limit_queries.all_rules(session))
     shared = Shared()
     found: dict[bytes, Principal] = {}
     async for rows in key_queries.principal_rows(session, pepper_ids):
@@ -140,6 +141,13 @@ class _Books:
         return self._book
 
 
+async def _read(slices: AsyncIterator[Sequence[RuleRow]]) -> LimitBook:
+    book = LimitBook()
+    async for rows in slices:
+        book.add(map(rule_of, rows))
+    return book
+
+
 class LimitPatch(msgspec.Struct, frozen=True):
     """New limits for the keys of one tenant, or of every tenant on one plan.
 
@@ -155,10 +163,14 @@ class LimitPatch(msgspec.Struct, frozen=True):
     def apply(self, principal: Principal) -> Principal:
         """Return the principal as it is now; the same one when nothing changes for it."""
         plan_id = principal.plan_id
-        if plan_id is None or (principal.tenant_id != self.tenant_id and plan_id != self.plan_id):
+        if plan_id is None:
+            return principal
+        mine = self.tenant_id is not None and principal.tenant_id.int == self.tenant_id.int
+        on_plan = self.plan_id is not None and plan_id.int == self.plan_id.int
+        if not (mine or on_plan):
             return principal
         limits = self.book.limits(plan_id, principal.tenant_id, principal.project_id, principal.key_id)
-        price_book_id = self.price_book_id if plan_id == self.plan_id else principal.price_book_id
+        price_book_id = self.price_book_id if on_plan else principal.price_book_id
         if limits == principal.limits and price_book_id == principal.price_book_id:
             return principal
         return msgspec.structs.replace(principal, limits=limits, price_book_id=price_book_id)
@@ -168,7 +180,7 @@ async def load_limits(session: AsyncSession, kind: str, entity_id: UUID) -> Limi
     """Return what a change of a tenant's or a plan's limits makes of the principals that are known."""
     if kind == "plan":
         plan = await limit_queries.plan(session, entity_id)
-        book = LimitBook(rule_of(row) for row in await limit_queries.rules_on_plan(session, entity_id))
+        book = await _read(limit_queries.rules_on_plan(session, entity_id))
         return LimitPatch(book, plan_id=entity_id, price_book_id=None if plan is None else plan.price_book_id)
     tenant = await queries.tenant(session, entity_id)
     plan_ids = [] if tenant is None else [tenant.plan_id]

@@ -29,7 +29,7 @@ from tenants import principals
 POLL_S = 0.25
 QUIET_S = 5.0  # a look that takes longer means the connection is dead
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 1.0
-SLICE = 2_000  # keys looked at before other work has its turn
+SLICE = 500  # keys looked at before other work has its turn
 END = ".end"  # kind of a change that also cuts what runs: ``tenant.end``
 
 _log = structlog.get_logger("gateway")
