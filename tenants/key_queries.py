@@ -147,8 +147,11 @@ def _under(pepper_ids: Collection[str] | None) -> ColumnElement[bool]:
 async def _slices(session: AsyncSession, query: Select[*tuple[Any, ...]]) -> AsyncIterator[Sequence[PrincipalRow]]:
     await session.execute(text("SET LOCAL cursor_tuple_fraction = 1"))  # all rows are wanted, not the first ones soon
     result = await session.stream(query, execution_options={"yield_per": SLICE})
-    async for rows in result.partitions():
-        yield rows
+    try:
+        async for rows in result.partitions():
+            yield rows
+    finally:
+        await result.close()
 
 
 def principal_rows(session: AsyncSession, pepper_ids: Collection[str] | None) -> AsyncIterator[Sequence[PrincipalRow]]:

@@ -24,10 +24,11 @@ SLICE = 500
 
 
 async def _slices(session: AsyncSession, *where: ColumnElement[bool]) -> AsyncIterator[Sequence[RuleRow]]:
-    query = select(*LimitRuleRow.__table__.columns).where(*where)
-    result = await session.stream(query, execution_options={"yield_per": SLICE})
-    async for rows in result.partitions():
+    query = select(*LimitRuleRow.__table__.columns).where(*where).order_by(LimitRuleRow.id).limit(SLICE)
+    rows = (await session.execute(query)).all()
+    while rows:
         yield rows
+        rows = (await session.execute(query.where(LimitRuleRow.id > rows[-1].id))).all()
 
 
 def all_rules(session: AsyncSession) -> AsyncIterator[Sequence[RuleRow]]:

@@ -103,7 +103,6 @@ async def test_a_changed_plan_holds_for_every_tenant_on_it_within_a_second(repli
     await replicas.until({"key rpm": 600_000, "tenant rpm": 77})
     after = replicas.directories[0].principals[other.digest]
     assert msgspec.structs.replace(before, limits=after.limits) == after
-    assert after.limits is replicas.directories[0].principals[replicas.seeded.customer.digest].limits  # kept once
 
 
 async def test_a_tenant_put_on_another_plan_has_its_limits_and_prices_within_a_second(replicas: Replicas) -> None:
@@ -133,7 +132,7 @@ async def test_a_day_that_ends_changes_the_counter_of_a_budget(replicas: Replica
         await tenants.update(session, who.tenant.id, tz="Asia/Shanghai")
         slot = of_key(who, LimitMetric.SPEND_PER_DAY)
         await limits.set_limit(session, slot, limits.parse_amount(slot.metric, "5"), why())
-    await until(lambda: len(directory.principals[who.digest].limits) == 2)
+    await until(lambda: all(len(d.principals[who.digest].limits) == 2 for d in replicas.directories))
     found = []
     midnight = datetime(2027, 1, 31, 16, tzinfo=UTC)  # in Shanghai
     caller = directory.principals[who.digest]
