@@ -13,6 +13,7 @@ from core.errors import ErrorKind, PlatformError
 from core.ids import new_uuid
 from tenants import credentials, totp
 from tenants import sign_in_queries as queries
+from tenants.credentials import Peppers
 from tenants.errors import invalid
 from tenants.tables import PersonRow, RecoveryCodeRow
 
@@ -81,7 +82,7 @@ async def confirm(
 
 
 async def use(
-    session: AsyncSession, person_id: UUID, code: str, *, pepper: bytes, sealing_key: bytes, now: datetime
+    session: AsyncSession, person_id: UUID, code: str, *, peppers: Peppers, sealing_key: bytes, now: datetime
 ) -> bool:
     """Say whether this is the app's code or a recovery code, and use it up: it is good once."""
     row = await _locked(session, person_id)
@@ -93,7 +94,7 @@ async def use(
         row.totp_last_step = step
         await session.flush()
         return True
-    return await queries.use_recovery_code(session, person_id, _digest(pepper, code), now)
+    return await queries.use_recovery_code(session, person_id, peppers.digests(_digested(code)), now)
 
 
 async def renew_codes(session: AsyncSession, person_id: UUID, *, pepper: bytes) -> tuple[str, ...]:
@@ -123,10 +124,12 @@ async def codes_left(session: AsyncSession, person_id: UUID) -> int:
 async def _fresh_codes(session: AsyncSession, person_id: UUID, pepper: bytes) -> tuple[str, ...]:
     await queries.delete_recovery_codes(session, person_id)
     codes = totp.recovery_codes()
-    session.add_all(RecoveryCodeRow(id=new_uuid(), person_id=person_id, digest=_digest(pepper, code)) for code in codes)
+    for code in codes:
+        digest = credentials.digest(pepper, _digested(code))
+        session.add(RecoveryCodeRow(id=new_uuid(), person_id=person_id, digest=digest))
     await session.flush()
     return codes
 
 
-def _digest(pepper: bytes, code: str) -> bytes:
-    return credentials.digest(pepper, f"recovery {totp.recovery_text(code)}")
+def _digested(code: str) -> str:
+    return f"recovery {totp.recovery_text(code)}"

@@ -20,6 +20,7 @@ from core.ids import new_uuid
 from core.tasks import TaskContext
 from tenants import credentials, letters, people, people_queries, second_factor, sessions, throttle
 from tenants import sign_in_queries as queries
+from tenants.credentials import Peppers
 from tenants.people import person_of
 from tenants.tables import PersonRow, PersonTokenRow
 from tenants.types import Person, PersonStatus
@@ -153,7 +154,7 @@ async def pass_second_factor(
     challenge: str,
     code: str,
     *,
-    pepper: bytes,
+    peppers: Peppers,
     sealing_key: bytes,
     address: str,
     now: datetime,
@@ -163,16 +164,16 @@ async def pass_second_factor(
     Raises:
         PlatformError: unauthenticated for a wrong or used code or challenge, forbidden for somebody suspended.
     """
-    found = await queries.token(session, credentials.digest(pepper, challenge), _SECOND_FACTOR, now)
+    found = await queries.token(session, credentials.digest(peppers.current, challenge), _SECOND_FACTOR, now)
     if found is None:
         raise PlatformError("SIGN_IN_EXPIRED", ErrorKind.UNAUTHENTICATED, "Sign in with your password again.")
     token, row = found
     require_active(_candidate(row))
-    right = await second_factor.use(session, row.id, code, pepper=pepper, sealing_key=sealing_key, now=now)
+    right = await second_factor.use(session, row.id, code, peppers=peppers, sealing_key=sealing_key, now=now)
     if not right or not await queries.use_token(session, token.id, now):
         raise wrong_code()
-    await throttle.clear(session, throttle.of_account(pepper, row.email))
-    await throttle.give_back(session, now, throttle.of_address(pepper, address))
+    await throttle.clear(session, throttle.of_account(peppers.current, row.email))
+    await throttle.give_back(session, now, throttle.of_address(peppers.current, address))
     return person_of(row)
 
 

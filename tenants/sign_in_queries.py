@@ -120,12 +120,14 @@ async def tokens_since(session: AsyncSession, person_id: UUID, purpose: str, sin
     return (await session.execute(query)).scalar_one()
 
 
-async def use_recovery_code(session: AsyncSession, person_id: UUID, digest: bytes, now: datetime) -> bool:
+async def use_recovery_code(session: AsyncSession, person_id: UUID, digests: Sequence[bytes], now: datetime) -> bool:
     """Use a code up; False when the person has no such code left."""
     statement = (
         update(RecoveryCodeRow)
         .where(
-            RecoveryCodeRow.person_id == person_id, RecoveryCodeRow.digest == digest, RecoveryCodeRow.used_at.is_(None)
+            RecoveryCodeRow.person_id == person_id,
+            RecoveryCodeRow.digest.in_(digests),
+            RecoveryCodeRow.used_at.is_(None),
         )
         .values(used_at=now)
         .returning(RecoveryCodeRow.id)

@@ -92,7 +92,7 @@ async def answer_second_factor(body: SecondFactorIn, session: Session, visit: Cu
         session,
         body.challenge,
         body.code,
-        pepper=services.pepper,
+        peppers=services.peppers,
         sealing_key=services.sealing_key,
         address=visit.address,
         now=visit.now,

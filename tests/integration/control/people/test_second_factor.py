@@ -1,16 +1,20 @@
 """The second factor: an app's codes, each good once, and recovery codes."""
 
 import base64
+import dataclasses
 from typing import Any
 
 from sqlalchemy import text
 
+from api.app import create_app
 from api.services import Services
 from core import db
 from core.clock import ManualClock
 from tenants import totp
+from tenants.credentials import Peppers
 from tenants.types import Person
-from tests.factories.browser import ADA, AUTH, OTHER, PASSWORD, Browser, Open
+from tests.factories.browser import ADA, AUTH, OTHER, PASSWORD, Browser, Open, browser
+from tests.factories.tenants import PEPPER
 
 ME = "/api/v1/me"
 
@@ -183,3 +187,14 @@ async def test_a_new_password_voids_open_challenges(ada: Person, visit: Open, cl
     change = {"current_password": PASSWORD, "new_password": OTHER}
     assert (await here.post(f"{ME}/password", change)).status_code == 200
     assert (await _answer(visit(), challenge, app.code())).json()["code"] == "SIGN_IN_EXPIRED"
+
+
+async def test_recovery_codes_outlive_a_rotated_pepper(
+    ada: Person, visit: Open, clock: ManualClock, at_desk: Services
+) -> None:
+    _, codes = await _enrol(visit(), clock)
+    for previous, status in (((PEPPER,), 200), ((), 401)):
+        rotated = dataclasses.replace(at_desk, peppers=Peppers(b"\x33" * 32, previous))
+        here = browser(create_app(rotated))
+        async with here.http:
+            assert (await _answer(here, await _challenge(here), codes.pop())).status_code == status

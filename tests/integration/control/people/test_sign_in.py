@@ -12,7 +12,8 @@ from api.services import Services
 from core import db
 from core.clock import ManualClock
 from core.settings import Settings
-from tenants import person_status
+from core.tasks import TaskContext
+from tenants import people_tasks, person_status
 from tenants.passwords import Cost, Hasher
 from tenants.types import Person
 from tests.factories.browser import ADA, AUTH, OTHER, PASSWORD, Browser, Open, browser, local_person, mails, token_in
@@ -361,3 +362,45 @@ async def test_the_trail_names_who_signed_in(ada: Person, visit: Open, at_desk: 
     async with db.transaction(at_desk.sessions) as session:
         rows = (await session.execute(text("SELECT actor_kind, actor_id, action FROM audit_record"))).all()
     assert [tuple(row) for row in rows] == [("person", ada.id, "session.open")]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "evil.example/?#@"},
+        {"x-forwarded-host": "evil.example"},
+        {"x-forwarded-proto": "https", "forwarded": "host=evil.example"},
+    ],
+)
+async def test_links_are_never_made_of_what_a_request_says(
+    ada: Person, visit: Open, at_desk: Services, headers: dict[str, str]
+) -> None:
+    answer = await visit().http.post(f"{AUTH}/password-reset", json={"email": ADA}, headers=headers)
+    assert answer.status_code == 202
+    (kept,) = await mails(at_desk, ADA)
+    assert "evil" not in kept.text
+    assert "http://127.0.0.1:8080/reset#tgr_" in kept.text
+
+
+async def test_what_signing_in_leaves_behind_is_forgotten(
+    ada: Person, visit: Open, at_desk: Services, clock: ManualClock
+) -> None:
+    async def left() -> list[int]:
+        async with db.transaction(at_desk.sessions) as session:
+            query = "SELECT (SELECT count(*) FROM sign_in_throttle), (SELECT count(*) FROM person_session)"
+            return list((await session.execute(text(query))).one())
+
+    await visit().sign_in(ADA, PASSWORD)
+    await visit("198.51.100.1").sign_in(ADA, OTHER)
+    assert await left() == [3, 1]  # two addresses and one account; the session
+    context = TaskContext(at_desk.settings, at_desk.sessions, clock)
+    clock.advance(3599)
+    await people_tasks.forget(context)
+    assert await left() == [3, 1]
+    clock.advance(2)
+    await people_tasks.forget(context)
+    assert await left() == [0, 1]
+    clock.advance(37 * 86_400)  # seven days of life, thirty more
+    await people_tasks.forget(context)
+    assert await left() == [0, 0]
