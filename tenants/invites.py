@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from core import mail
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, new_uuid
-from tenants import closing, credentials, letters, members, operators, people, projects, tenants
+from tenants import closing, credentials, letters, members, operators, people, projects, tenants, throttle
 from tenants import invite_queries as queries
 from tenants.credentials import Peppers
 from tenants.errors import not_found
@@ -150,7 +150,12 @@ def _too_many() -> PlatformError:
 async def _send(
     session: AsyncSession, row: InviteRow, *, place: str, inviter: str, post: letters.Post, now: datetime
 ) -> Invite:
-    """Give the invite a fresh token, which only the mail has, and seven days."""
+    """Give the invite a fresh token, which only the mail has, and seven days.
+
+    Raises:
+        PlatformError: rate_limited beyond some hundred mails an hour.
+    """
+    await throttle.take(session, now, throttle.of_invites(post.pepper, str(row.tenant_id)))
     token = credentials.mint(PREFIX)
     row.digest, row.expires_at = credentials.digest(post.pepper, token), now + VALID
     session.add(row)

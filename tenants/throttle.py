@@ -1,4 +1,4 @@
-"""Tries to sign in, counted by account and by address; too many lock for a while, longer each time.
+"""Tries to sign in, and mails asked for, counted by whom and from where; too many lock for a while, longer each time.
 
 What counts is what was typed: an account that does not exist is locked like one that does. A try is counted before it
 is made, so that many at once are no way around.
@@ -27,6 +27,7 @@ class Counter:
 
     digest: bytes
     free: int
+    code: str = "SIGN_IN_LOCKED"
 
 
 def of_account(pepper: bytes, email: str) -> Counter:
@@ -40,7 +41,12 @@ def of_address(pepper: bytes, address: str) -> Counter:
 
 def of_reset(pepper: bytes, address: str) -> Counter:
     """Of the address that asks for links to a new password."""
-    return Counter(credentials.digest(pepper, f"reset address {_network(address)}"), 10)
+    return Counter(credentials.digest(pepper, f"reset address {_network(address)}"), 10, "TOO_MANY_RESETS")
+
+
+def of_invites(pepper: bytes, place: str) -> Counter:
+    """Of the invites that one tenant mails, or the operators: strangers get no flood of them."""
+    return Counter(credentials.digest(pepper, f"invites {place}"), 100, "TOO_MANY_INVITES")
 
 
 def _network(address: str) -> str:
@@ -72,7 +78,7 @@ async def take(session: AsyncSession, now: datetime, *counters: Counter) -> None
         if not taken:
             until = await queries.locked_until(session, counter.digest) or now
             raise PlatformError(
-                "SIGN_IN_LOCKED",
+                counter.code,
                 ErrorKind.RATE_LIMITED,
                 "Too many tries. Wait before the next one.",
                 retry_after_s=max(1, math.ceil((until - now).total_seconds())),

@@ -162,7 +162,7 @@ async def list_tenant_members(tenant_id: TenantId, session: ReadSession, paging:
 
 def _inviter(visit: Visit) -> str:
     signed_in = visit.caller.signed_in
-    return "Your operator" if signed_in is None else signed_in.person.name or signed_in.person.email
+    return "Your operator" if signed_in is None else signed_in.person.email
 
 
 def _page(page: Page[Invite]) -> InvitePage:
@@ -183,7 +183,9 @@ async def list_tenant_invites(
     return _page(page_of(found, paging.limit, lambda one: one.id))
 
 
-@router.post(f"{TENANT}/invites", status_code=201, summary="Invite somebody into a tenant", responses=problems(409))
+@router.post(
+    f"{TENANT}/invites", status_code=201, summary="Invite somebody into a tenant", responses=problems(409, 429)
+)
 async def invite_into_tenant(tenant_id: TenantId, body: InviteIn, session: Session, visit: CurrentVisit) -> InviteOut:
     """Mail a link, good once and for seven days, e.g. to a tenant's first owner."""
     signed_in = visit.caller.signed_in
@@ -203,7 +205,7 @@ async def invite_into_tenant(tenant_id: TenantId, body: InviteIn, session: Sessi
     return invite_out(invite)
 
 
-@router.post(f"{TENANT}/invites/{{invite_id}}/resend", summary="Send an invite again", responses=problems(409))
+@router.post(f"{TENANT}/invites/{{invite_id}}/resend", summary="Send an invite again", responses=problems(409, 429))
 async def resend_tenant_invite(
     tenant_id: TenantId, invite_id: InviteId, session: Session, visit: CurrentVisit
 ) -> InviteOut:
@@ -229,7 +231,7 @@ async def list_operator_invites(session: ReadSession, paging: CurrentPaging, vis
     return _page(page_of(found, paging.limit, lambda one: one.id))
 
 
-@router.post(f"{ADMIN}/operator-invites", status_code=201, summary="Invite an operator", responses=problems(409))
+@router.post(f"{ADMIN}/operator-invites", status_code=201, summary="Invite an operator", responses=problems(409, 429))
 async def invite_operator(body: OperatorInviteIn, session: Session, visit: CurrentVisit) -> InviteOut:
     """Mail a link, good once and for seven days, to somebody who shall run the platform with this role."""
     signed_in = visit.caller.signed_in

@@ -61,9 +61,9 @@ def _details(invite: Invite) -> dict[str, Any]:
 
 
 def _inviter(visit: Visit) -> str:
-    """How the mail names who invites; a program with a key has no name."""
+    """How the mail calls who invites: by the proved address, since a name can say anything."""
     signed_in = visit.caller.signed_in
-    return "Somebody" if signed_in is None else signed_in.person.name or signed_in.person.email
+    return "Somebody" if signed_in is None else signed_in.person.email
 
 
 @router.get(f"{MY_TENANT}/invites", summary="List invites")
@@ -86,7 +86,7 @@ async def list_invites(
     )
 
 
-@router.post(f"{MY_TENANT}/invites", status_code=201, summary="Invite somebody", responses=problems(409))
+@router.post(f"{MY_TENANT}/invites", status_code=201, summary="Invite somebody", responses=problems(409, 429))
 async def create_invite(tenant_id: TenantId, body: InviteIn, session: Session, visit: CurrentVisit) -> InviteOut:
     """Mail somebody a link, good once and for seven days, never with a role above your own."""
     signed_in = visit.caller.signed_in
@@ -106,7 +106,7 @@ async def create_invite(tenant_id: TenantId, body: InviteIn, session: Session, v
     return invite_out(invite)
 
 
-@router.post(f"{MY_INVITE}/resend", summary="Send an invite again", responses=problems(409))
+@router.post(f"{MY_INVITE}/resend", summary="Send an invite again", responses=problems(409, 429))
 async def resend_invite(tenant_id: TenantId, invite_id: InviteId, session: Session, visit: CurrentVisit) -> InviteOut:
     """Mail a fresh link, good for seven days from now; the one before is good for nothing."""
     await _require_giving(session, tenant_id, invite_id, visit)

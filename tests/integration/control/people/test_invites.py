@@ -8,7 +8,7 @@ from sqlalchemy import text
 from api.services import Services
 from core import db
 from core.clock import ManualClock
-from tenants import members, operators, person_status
+from tenants import members, operators, person_status, throttle
 from tenants.types import Person, Role
 from tests.factories.browser import ADA, AUTH, OTHER, PASSWORD, Browser, Open, local_person, mails, token_in
 from tests.factories.tenants import PEPPER, Customer, customer
@@ -51,7 +51,7 @@ async def test_somebody_new_accepts_and_is_signed_in_as_a_member(
     (kept,) = await mails(at_desk, EVE)
     token = token_in(kept)
     assert token not in made.text
-    assert f'Ada invites you to "{acme.tenant.name}" on Tidegate, as developer.' in kept.text
+    assert f'ada@example.com invites you to "{acme.tenant.name}" on Tidegate, as developer.' in kept.text
     assert f"http://127.0.0.1:8080/invite#{token}" in kept.text
     here = visit()
     accepted = await here.post(f"{AUTH}/invites/accept", {"token": token, **NEW})
@@ -287,3 +287,15 @@ async def test_another_person_with_the_same_address_inherits_nothing(
     assert not await old.signed_in()
     items = (await owner.get(_of(acme, "members"))).json()["items"]
     assert {one["email"]: one["role"] for one in items} == {ADA: "owner", EVE: "viewer"}
+
+
+async def test_a_tenant_mails_a_hundred_invites_and_then_waits(acme: Customer, at_desk: Services, visit: Open) -> None:
+    owner = await _as(at_desk, visit(), acme, Role.OWNER)
+    async with db.transaction(at_desk.sessions) as session:
+        for _ in range(99):
+            await throttle.take(session, at_desk.clock.now(), throttle.of_invites(PEPPER, str(acme.tenant.id)))
+    assert (await _invite(owner, acme)).status_code == 201
+    refused = await _invite(owner, acme)
+    assert (refused.status_code, refused.json()["code"]) == (429, "TOO_MANY_INVITES")
+    assert refused.headers["retry-after"] == "30"
+    assert len(await mails(at_desk, EVE)) == 1
