@@ -155,7 +155,7 @@ class SpoolWriter:
     @property
     def full(self) -> bool:
         """Whether new work should be refused: the disk fails, or too much waits for the poster."""
-        return self._failing or self.bytes_unposted >= self._max_bytes
+        return self._failing or self._unposted + self._unwritten_bytes >= self._max_bytes
 
     def close(self, timeout_s: int = 10) -> None:
         """Flush what was appended, stop the thread and free the lock. Later appends are refused."""

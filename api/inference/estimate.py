@@ -13,8 +13,8 @@ def prompt_tokens(call: Call, model: ServedModel) -> int:
     if not call.text_only:
         return model.context_max
     ratio = model.bytes_per_token_milli if call.single_text else 1000
-    bound = -(-call.size * 1000 // max(ratio, 1)) + model.template_tokens
-    return min(bound, model.context_max) if call.single_text and call.endpoint != "embeddings" else bound
+    bound, most = -(-call.size * 1000 // (ratio or 1)) + model.template_tokens, model.context_max
+    return most if bound > most and call.single_text and call.endpoint != "embeddings" else bound
 
 
 def output_tokens(call: Call, model: ServedModel) -> int:

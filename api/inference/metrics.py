@@ -49,7 +49,7 @@ class Metrics:
         self.queue = Histogram(LATENCY_BUCKETS_S)
         self.config_delay = Histogram(DELAY_BUCKETS_S)  # from a change of keys and the like to obeying it
         self.config_delay_max_s = 0.0
-        self.tokens: dict[str, int] = {"input": 0, "input_cached": 0, "output": 0}
+        self.input_tokens = self.cached_tokens = self.output_tokens = 0
         self.counters: dict[str, int] = {
             "connections_total": 0,
             "cold_requests_total": 0,
@@ -87,11 +87,11 @@ class Metrics:
 
     def billed(self, outcome: str, usage: TokenUsage, first_byte_s: float | None) -> None:
         """One generation; `first_byte_s` is None when none came."""
-        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
-        tokens, cached = self.tokens, usage.input_cached
-        tokens["input"] += usage.input_uncached + cached + usage.input_cache_write
-        tokens["input_cached"] += cached
-        tokens["output"] += usage.output + usage.reasoning
+        outcomes, cached = self.outcomes, usage.input_cached
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        self.input_tokens += usage.input_uncached + cached + usage.input_cache_write
+        self.cached_tokens += cached
+        self.output_tokens += usage.output + usage.reasoning
         if first_byte_s is not None:
             self.ttft.observe(first_byte_s)
 
@@ -103,6 +103,9 @@ class Metrics:
         self.config_delay.observe(delay_s)
         self.config_delay_max_s = max(self.config_delay_max_s, delay_s)
 
+    def _tokens(self) -> dict[str, int]:
+        return {"input": self.input_tokens, "input_cached": self.cached_tokens, "output": self.output_tokens}
+
     def text(self, gauges: Mapping[str, float]) -> str:
         """Prometheus exposition text. `gauges` are read by the caller at the scrape."""
         lines: list[str] = ["# TYPE tidegate_gateway_requests_total counter"]
@@ -113,7 +116,7 @@ class Metrics:
         for name, label, values in (
             ("refusals_total", "code", self.refusals),
             ("generations_total", "outcome", self.outcomes),
-            ("tokens_total", "kind", self.tokens),
+            ("tokens_total", "kind", self._tokens()),
         ):
             lines.append(f"# TYPE tidegate_gateway_{name} counter")
             lines.extend(f'tidegate_gateway_{name}{{{label}="{key}"}} {value}' for key, value in sorted(values.items()))
