@@ -107,7 +107,8 @@ class _Connection(asyncio.Protocol):
         self._pending: deque[tuple[asyncio.Future[Any] | None, float]] = deque()  # None: nobody waits
         self._out: list[bytes] = []
         self._sweeper: asyncio.TimerHandle | None = None
-        self._heard = self._loop.time()
+        self._now = self._loop.time
+        self._heard = self._now()
         self._overdue: tuple[asyncio.Future[Any] | None, float] | None = None
         self.on_error: Callable[[RespError], None] | None = None
         self._open = False
@@ -127,16 +128,14 @@ class _Connection(asyncio.Protocol):
         if not self._open or len(self._pending) >= self._in_flight_max:
             _fail(future, RespUnavailable("too many calls in flight" if self._open else "not connected to Valkey"))
             return future
-        self._pending.append((future, self._loop.time()))
-        if not self._out:
-            self._loop.call_soon(self._flush)
-        self._out.append(packed)
+        self._pending.append((future, self._now()))
+        self.write(packed)
         return future
 
     def post(self, packed: bytes) -> None:
         """Send and forget; without a connection it is not sent."""
         if self._open and len(self._pending) < self._in_flight_max:
-            self._pending.append((None, self._loop.time()))
+            self._pending.append((None, self._now()))
             self.write(packed)
 
     def write(self, packed: bytes) -> None:
@@ -150,12 +149,12 @@ class _Connection(asyncio.Protocol):
         self._out.clear()
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self._loop.time()
-        reader = self._reader
+        self._heard = self._now()
+        reader, take = self._reader, self._take
         reader.feed(data)
         try:
             while self._open and (reply := reader.gets()) is not _MORE:
-                self._take(reply)
+                take(reply)
         except hiredis.ProtocolError:
             self.abort("Valkey's answer is not RESP")
 

@@ -30,18 +30,17 @@ class Relay:
         "body",
         "call",
         "content_type",
+        "cut",
         "deadline",
         "done",
         "failure",
         "first_at",
-        "interrupted",
         "monotonic",
         "principal",
         "retry_after",
         "revoked_by",
         "size",
         "status",
-        "timed_out",
     )
 
     def __init__(self, done: asyncio.Future[None], monotonic: Callable[[], float]) -> None:
@@ -52,8 +51,7 @@ class Relay:
         self.content_type = b""
         self.retry_after = b""
         self.failure: Failure | None = None
-        self.timed_out = False
-        self.interrupted = False
+        self.cut: PlatformError | None = None  # why we ended it ourselves
         self.principal: Principal | None = None  # whose answer it is
         self.revoked_by: PlatformError | None = None
         self.body: list[bytes] = []
@@ -93,17 +91,17 @@ class Relay:
 
     def time_out(self) -> None:
         """Called by the sweeper."""
-        self.timed_out = True
+        self.cut = errors.upstream_timeout()
         self.break_off(Failure.LOST)
 
     def interrupt(self) -> None:
         """The process must end before this answer does."""
-        self.interrupted = True
+        self.cut = errors.unavailable("This gateway had to stop. Nothing was charged; try again.")
         self.break_off(Failure.LOST)
 
     def revoke(self, error: PlatformError) -> None:
         """The caller's rights ended, and what runs ends with them; what was generated until now is charged."""
-        self.revoked_by = error
+        self.revoked_by = self.cut = error
         self.break_off(Failure.LOST)
 
     def abort(self) -> None:
@@ -113,12 +111,8 @@ class Relay:
     @property
     def error(self) -> PlatformError | None:
         """Why this answer is none, or None when it is one."""
-        if self.revoked_by is not None:
-            return self.revoked_by
-        if self.timed_out:
-            return errors.upstream_timeout()
-        if self.interrupted:
-            return errors.unavailable("This gateway had to stop. Nothing was charged; try again.")
+        if self.cut is not None:
+            return self.cut
         if self.failure is not None:
             return _failure_error(self.failure)
         if self.status != 200:
@@ -128,8 +122,7 @@ class Relay:
     @property
     def retryable(self) -> bool:
         """Another replica may be asked: this one never answered a byte."""
-        cut = self.timed_out or self.interrupted or self.revoked_by is not None
-        return not self.status and not cut and self.failure is not None
+        return self.failure is not None and not self.status and self.cut is None
 
 
 class StreamRelay(Relay):

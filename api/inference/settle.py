@@ -226,7 +226,7 @@ def _counts(usage: TokenUsage) -> dict[str, Any]:
 
 def public_body(job: Job, relay: Relay) -> bytes:
     """The engine's answer with the model's public name."""
-    body = relay.body[0] if len(relay.body) == 1 else b"".join(relay.body)
+    body = b"".join(relay.body)  # of one block it is that block, no copy
     model = job.offer.model
     if model.upstream_model != model.name:
         now = b'"model":' + msgspec.json.encode(model.name)

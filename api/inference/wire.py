@@ -150,7 +150,7 @@ def status_line(status: int) -> bytes:
 def plain_head(status: int, length: int, date_line: bytes, extra: bytes, *, keep_alive: bool) -> bytes:
     """The head of a JSON answer with a known length. `date_line` and `extra` are whole header lines."""
     return b"%bContent-Type: application/json\r\nContent-Length: %d\r\n%b%b%b\r\n" % (
-        status_line(status),
+        _STATUS_LINES.get(status) or status_line(status),
         length,
         date_line,
         extra,
