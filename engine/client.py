@@ -23,7 +23,7 @@ STALE_WITHIN_S = 1.0  # a connection that was closed already shows it at once; o
 HEAD_MAX = 64 * 1024
 
 
-Parts = tuple[bytes, ...]
+Parts = tuple[bytes | memoryview, ...]
 """A body, put together once, as it goes out."""
 
 

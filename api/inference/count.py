@@ -83,7 +83,7 @@ async def tokenize_llama(gateway: Gateway, job: Job, target: Target) -> Relay:
 
 
 def _prompt(job: Job) -> dict[str, Any]:
-    members = _decode(job.call.body + b"}")
+    members = _decode(job.call.body)
     kept = {name: members[name] for name in ("messages", "prompt", "tools") if members.get(name)}
     return {"model": job.offer.model.upstream_model, **kept}
 

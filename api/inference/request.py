@@ -1,7 +1,7 @@
 """The body of an inference request: parsed once, every member known by name, ours taken out.
 
-The rest is kept as JSON text without its closing brace, so that what we add for the engine is appended (`for_engine`).
-No member can stand there twice: duplicates are refused at every depth, and what we append was taken out before.
+The rest is kept as JSON text, and what we add for the engine is put before it (`for_engine`). No member can stand there
+twice: duplicates are refused at every depth, and what we add was taken out before.
 """
 
 from types import MappingProxyType
@@ -11,6 +11,7 @@ import msgspec
 
 from api.inference import errors, places
 from core.tiers import Tier
+from engine.client import Parts
 
 SAMPLING = frozenset(
     {"temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs"}
@@ -56,7 +57,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """What the gateway must know of a request. `body` is the JSON for the engine without its closing brace."""
+    """What the gateway must know of a request. `body` is the JSON for the engine, but for our own members."""
 
     endpoint: str
     model: str
@@ -71,9 +72,11 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     tier: Tier | None = None  # None: the key's tier
     text_only: bool = True  # False: with an image, a sound or a file, whose tokens its bytes here do not bound
 
-    def for_engine(self, ours: bytes) -> tuple[bytes, ...]:
-        """The JSON the engine gets, in parts. `ours` is ``"name":value,…`` without braces."""
-        return (self.body, ours, b"}") if self.body == b"{" else (self.body, b",", ours, b"}")
+    def for_engine(self, ours: bytes) -> Parts:
+        """The JSON the engine gets, in parts: a body may be large. `ours` is ``"name":value,…`` without braces."""
+        if self.body == b"{}":
+            return b"{", ours, b"}"
+        return b"{", ours, b",", memoryview(self.body)[1:]
 
 
 def parse(endpoint: str, raw: bytes) -> Call:
@@ -92,13 +95,15 @@ def parse(endpoint: str, raw: bytes) -> Call:
             raise _unknown(endpoint, members)
     body = _encode(members)
     text = _encode(own)
-    if len(raw) > LONG or b"\\" in raw:
+    if b"\\" in raw:
         same = _quotes(raw) == _quotes(body) + _quotes(text)
-    else:  # nothing in it is escaped: every quote delimits a string
+    elif len(raw) > LONG:  # nothing in it is escaped: every quote delimits a string
+        same = _count_quotes(raw) == _count_quotes(body) + _count_quotes(text)
+    else:
         same = raw.count(b'"') == body.count(b'"') + text.count(b'"')
     if not same:
         raise errors.invalid(places.twice(raw))
-    return _call(endpoint, members, own, body[:-1], len(raw))
+    return _call(endpoint, members, own, body, len(raw))
 
 
 def _members(raw: bytes) -> dict[str, Any]:
