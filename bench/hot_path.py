@@ -178,7 +178,9 @@ def _place(frame: FrameType) -> str:
 class Stage:
     """A gateway with callers and engine connections, all in memory, that serves its callers in step."""
 
-    def __init__(self, folder: Path, body: bytes, *, callers: int, keys: int, limited: bool) -> None:
+    def __init__(
+        self, folder: Path, body: bytes, *, callers: int, keys: int, limited: bool = True, unlike: bool = False
+    ) -> None:
         loop = asyncio.get_running_loop()
         clock = SystemClock()
         self.valkey = Valkey(limited=limited)
@@ -207,7 +209,7 @@ class Stage:
         self.gateway.date_line = date_line(clock.now_us())
         self._callers = [_caller(self.gateway) for _ in range(callers)]
         self._engines = [_engine(pool) for _ in range(callers)]
-        self._requests = _requests(self.gateway.directory, body, keys, limited=limited)
+        self._requests = _requests(self.gateway.directory, body, keys, limited=limited, unlike=unlike)
 
     async def serve(self, watch: Stopwatch) -> None:
         """One request from every caller."""
@@ -274,8 +276,8 @@ def _engine(pool: UpstreamPool) -> tuple[Connection, Wire]:
     return connection, wire
 
 
-def _requests(directory: Directory, body: bytes, keys: int, *, limited: bool) -> Iterator[bytes]:
-    """Requests of so many keys of one tenant in turn, as `load.c` writes them."""
+def _requests(directory: Directory, body: bytes, keys: int, *, limited: bool, unlike: bool) -> Iterator[bytes]:
+    """Requests of so many keys of one tenant in turn, as `load.c` writes them; `unlike`: no two heads are alike."""
     tenant, project = new_uuid(), new_uuid()
     made = []
     for _ in range(keys):
@@ -292,8 +294,8 @@ def _requests(directory: Directory, body: bytes, keys: int, *, limited: bool) ->
         )
         made.append(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:9301\r\nAuthorization: Bearer %b\r\n"
-            b"Content-Type: application/json\r\nAccept: */*\r\nUser-Agent: load\r\nContent-Length: %d\r\n\r\n%b"
-            % (key.encode(), len(body), body)
+            b"Content-Type: application/json\r\nAccept: */*\r\nUser-Agent: load%b\r\nContent-Length: %d\r\n\r\n%b"
+            % (key.encode(), key[-8:].encode() if unlike else b"", len(body), body)
         )
     while True:
         yield from made
@@ -302,7 +304,14 @@ def _requests(directory: Directory, body: bytes, keys: int, *, limited: bool) ->
 async def measure(options: argparse.Namespace, folder: Path) -> None:
     """Serve until every key has been seen, then count in one round and time in all others."""
     body = body_of(BODIES[options.body]).encode()
-    stage = Stage(folder, body, callers=options.callers, keys=options.keys, limited=not options.unlimited)
+    stage = Stage(
+        folder,
+        body,
+        callers=options.callers,
+        keys=options.keys,
+        limited=not options.unlimited,
+        unlike=options.unlike,
+    )
     await stage.valkey.answering(stage.admission.start())
     for _ in range(2 * options.keys // options.callers + 20):
         await stage.serve(Stopwatch())
@@ -333,6 +342,7 @@ def main() -> None:
     parser.add_argument("--callers", type=int, default=64, help="requests in step")
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--unlimited", action="store_true", help="no limits on key, project and tenant")
+    parser.add_argument("--unlike", action="store_true", help="every key's head is another, so that none is known")
     parser.add_argument(
         "--list", type=int, default=0, metavar="N", help="also the N functions with most calls, and most steps"
     )
