@@ -12,6 +12,7 @@ from fastapi import APIRouter, FastAPI
 
 from api import errors, openapi
 from api.admin import (
+    adjustments,
     api_keys,
     audit,
     deployments,
@@ -92,6 +93,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     plans.router,
     tenant_credits.router,
     ledger_export.router,
+    adjustments.router,
     prices.router,
     models.router,
     deployments.router,

@@ -176,6 +176,8 @@ MemberId = Annotated[UUID, path_id(IdKind.MEMBER, "member_id")]
 InviteId = Annotated[UUID, path_id(IdKind.INVITE, "invite_id")]
 ServiceAccountId = Annotated[UUID, path_id(IdKind.SERVICE_ACCOUNT, "service_account_id")]
 SessionId = Annotated[UUID, path_id(IdKind.SESSION, "session_id")]
+AdjustmentId = Annotated[UUID, path_id(IdKind.ADJUSTMENT, "adjustment_id")]
+TransactionId = Annotated[UUID, path_id(IdKind.TRANSACTION, "transaction_id")]
 GenerationId = Annotated[UUID, path_id(IdKind.GENERATION, "generation_id")]
 
 

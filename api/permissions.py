@@ -22,6 +22,7 @@ PERSON = f"{ADMIN}/people/{{person_id}}"
 PLAN = f"{ADMIN}/plans/{{plan_id}}"
 IDENTITY_PROVIDER = f"{ADMIN}/identity-providers/{{identity_provider_id}}"
 LIMIT_REQUEST = f"{TENANT}/limit-requests/{{limit_request_id}}"
+ADJUSTMENT = f"{TENANT}/adjustments/{{adjustment_id}}"
 MY_PROJECT = f"{MY_TENANT}/projects/{{project_id}}"
 PRICE_VERSION = f"{ADMIN}/price-versions/{{price_version_id}}"
 
@@ -157,6 +158,14 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("POST", f"{OPERATOR}/tokens/revoke"): _operator(Op.OPERATOR_WRITE, "operator_token.revoke"),
         ("POST", f"{OPERATOR}/disable"): _operator(Op.OPERATOR_WRITE, "operator.disable"),
         ("POST", f"{TENANT}/credits"): _operator(Op.CREDIT_WRITE, "credit.top_up"),
+        ("POST", f"{TENANT}/grants"): _operator(Op.CREDIT_WRITE, "credit.give"),
+        ("POST", f"{TENANT}/transactions/{{transaction_id}}/reverse"): _operator(
+            Op.CREDIT_WRITE, "transaction.reverse"
+        ),
+        ("POST", f"{ADJUSTMENT}/approve"): _operator(Op.CREDIT_WRITE, "adjustment.approve"),
+        ("POST", f"{ADJUSTMENT}/decline"): _operator(Op.CREDIT_WRITE, "adjustment.decline"),
+        ("GET", f"{ADMIN}/adjustments"): _operator(Op.USAGE_READ),
+        ("GET", f"{TENANT}/credit-lots"): _operator(Op.USAGE_READ),
         ("GET", f"{TENANT}/balance"): _operator(Op.USAGE_READ),
         ("GET", f"{TENANT}/usage"): _operator(Op.USAGE_READ),
         ("GET", f"{ADMIN}/ledger/export"): _operator(Op.LEDGER_READ),

@@ -98,8 +98,10 @@ async def set_figure(client: RespClient, balance: Balance, *, correct: bool = Fa
     await client.eval(SET_FIGURE, _keys(balance.tenant_id), arguments)
 
 
-async def refresh(client: RespClient, sessions: Sessions, tenant_id: UUID) -> None:
+async def refresh(client: RespClient, sessions: Sessions, tenant_id: UUID, *, correct: bool = False) -> None:
     """Bring a tenant's figure up to its ledger balance, e.g. after a top-up was committed.
+
+    `correct` also sets one of the same version anew: credit expired, and nothing was posted.
 
     Raises:
         RespUnavailable: Valkey is away; the minute's reconciliation will do it.
@@ -107,7 +109,7 @@ async def refresh(client: RespClient, sessions: Sessions, tenant_id: UUID) -> No
     async with transaction(sessions) as session:
         balances = await queries.balances(session, [tenant_id])
     for balance in balances:
-        await set_figure(client, balance)
+        await set_figure(client, balance, correct=correct)
 
 
 def make_loader(sessions: Sessions, client: RespClient) -> Callable[[UUID], Awaitable[None]]:

@@ -70,3 +70,39 @@ def already_published(version_id: UUID) -> PlatformError:
 
 def invalid_instant(message: str) -> PlatformError:
     return PlatformError("INVALID_EFFECTIVE_AT", ErrorKind.INVALID, message, param="effective_at")
+
+
+def invalid_grant(message: str, param: str) -> PlatformError:
+    return PlatformError("INVALID_GRANT", ErrorKind.INVALID, message, param=param)
+
+
+def no_adjustment() -> PlatformError:
+    return PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, "This tenant has no such adjustment.")
+
+
+def no_transaction() -> PlatformError:
+    return PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, "This tenant has no such transaction.")
+
+
+def not_reversible(why: str) -> PlatformError:
+    return PlatformError("NOT_REVERSIBLE", ErrorKind.CONFLICT, f"This transaction cannot be reversed. {why}")
+
+
+def credit_spent() -> PlatformError:
+    return PlatformError(
+        "CREDIT_SPENT",
+        ErrorKind.CONFLICT,
+        "Some of this credit is spent, so it cannot be taken back whole.",
+    )
+
+
+def second_person_needed() -> PlatformError:
+    return PlatformError(
+        "SECOND_PERSON_NEEDED",
+        ErrorKind.FORBIDDEN,
+        "You asked for this adjustment yourself. Another operator must decide on it.",
+    )
+
+
+def adjustment_decided(state: str) -> PlatformError:
+    return PlatformError("ADJUSTMENT_DECIDED", ErrorKind.CONFLICT, f"This adjustment is {state} already.")

@@ -5,6 +5,7 @@ keeps transfers append-only and bounded balances within their limit; this module
 """
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from uuid import UUID
 
 import msgspec
@@ -14,41 +15,79 @@ from billing import errors, posting_queries, queries
 from billing.types import BillingMode, Transaction, Transfer
 from core.ids import new_uuid
 from core.money import Currency
+from core.tiers import Tier
 
-# Codes of accounts. Those with a tenant are one per tenant; cash is one per currency.
+# Codes of accounts. Those with a tenant are one per tenant, of given credit one per lot; cash is one per currency.
 CASH = "asset.cash"
 UNBILLED = "asset.unbilled"
 CREDIT_PAID = "liability.credit_paid"
+CREDIT_PROMO = "liability.credit_promo"
+CREDIT_GOODWILL = "liability.credit_goodwill"
+PROMO_UNEARNED = "contra.promo_unearned"  # the other side of given credit that is not used yet
+PROMO_USED = "contra.promo_used"  # what of revenue was paid with given credit
 REVENUE = "revenue.usage"
 OVERRUN = "expense.overrun"
 
 LIMIT_MAX_PICO = 10**21
 
 
-class Source(msgspec.Struct, frozen=True):
-    """An account that usage may take from, and how much is left in it."""
+class Charge(msgspec.Struct, frozen=True):
+    """What usage of one model and tier, admitted in one minute, came to. Pico."""
+
+    amount: int
+    model_id: UUID
+    tier: Tier
+    minute: datetime
+
+
+class Source(msgspec.Struct):
+    """An account that usage may take from, and how much is left in it. What was given has contra accounts."""
 
     account: UUID
     available: int
+    unearned: UUID | None = None
+    used: UUID | None = None
+    expires_at: datetime | None = None  # takes usage admitted before
+    models: frozenset[UUID] | None = None
+    tiers: frozenset[Tier] | None = None
+
+    def pays(self, charge: Charge) -> bool:
+        """Whether it may pay this at all: in scope, and not expired when it was admitted."""
+        return (
+            (self.expires_at is None or charge.minute < self.expires_at)
+            and (self.models is None or charge.model_id in self.models)
+            and (self.tiers is None or charge.tier in self.tiers)
+        )
 
 
 def usage_transfers(
-    amount: int, sources: Iterable[Source], *, revenue: UUID, overrun: UUID
+    charges: Iterable[Charge], sources: Sequence[Source], *, revenue: UUID, overrun: UUID
 ) -> tuple[tuple[Transfer, ...], int]:
-    """Take `amount` from the sources in order; what exceeds them is the platform's expense. Pure.
+    """Take the charges, each from the sources in their order, and lower what is left in these.
+
+    What no source pays is the platform's expense. What given credit pays lowers revenue by contra accounts.
 
     Returns:
-        the transfers, and the part that went to the overrun account.
+        the transfers, at most two per source and one of overrun; and the part that went to the overrun account.
     """
-    transfers, left = [], amount
+    taken, over = dict.fromkeys((source.account for source in sources), 0), 0
+    for charge in charges:
+        left = charge.amount
+        for source in sources:
+            if left and source.available > 0 and source.pays(charge):
+                part = min(left, source.available)
+                source.available -= part
+                taken[source.account] += part
+                left -= part
+        over += left
+    transfers = [Transfer(account, revenue, part) for account, part in taken.items() if part]
+    if over:
+        transfers.append(Transfer(overrun, revenue, over))
     for source in sources:
-        part = min(left, max(0, source.available))
-        if part > 0:
-            transfers.append(Transfer(source.account, revenue, part))
-            left -= part
-    if left > 0:
-        transfers.append(Transfer(overrun, revenue, left))
-    return tuple(transfers), left
+        part = taken[source.account]
+        if part and source.used is not None and source.unearned is not None:
+            transfers.append(Transfer(source.used, source.unearned, part))
+    return tuple(transfers), over
 
 
 async def open_tenant(

@@ -11,8 +11,8 @@ from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import assess, ledger, posting_queries, price_book, queries
-from billing.ledger import Source
+from billing import assess, ledger, lots, posting_queries, price_book, queries
+from billing.ledger import Charge
 from billing.metrics import PosterMetrics
 from billing.price_table import VersionPrices
 from billing.spool_format import encode_payload
@@ -22,6 +22,7 @@ from core.db import Sessions, transaction
 from core.ids import new_uuid
 from core.logging import get_logger
 from core.money import Currency
+from core.tiers import Tier
 
 PRICE_CACHE_MAX = 1000
 HELD_LOGGED_MAX = 10  # per batch
@@ -132,23 +133,23 @@ class Posting:
         inserted = await posting_queries.insert_incoming(session)
         if not inserted:
             return 0
-        sources: dict[UUID, list[Source]] = {}
-        for row in await posting_queries.spendable(session, [row.tenant_id for row in inserted]):
-            sources.setdefault(row.tenant_id, []).append(Source(row.account_id, int(row.available)))
+        sources = await lots.sources_of(session, {row.tenant_id for row in inserted})
         transactions = []
-        for row in inserted:
-            profile = profiles[row.tenant_id]
+        for (tenant_id, tx_id), rows in _by_transaction(inserted).items():
+            profile = profiles[tenant_id]
             transfers, overrun = ledger.usage_transfers(
-                int(row.amount),
-                sources.get(row.tenant_id, ()),
+                [Charge(int(row.amount), row.model_id, Tier(row.tier), row.minute) for row in rows],
+                sources.get(tenant_id, ()),
                 revenue=profile.revenue_account,
                 overrun=profile.overrun_account,
             )
             if overrun:
                 self._metrics.overruns.inc()
-                _log.warning("usage.credit_overrun", tenant_id=row.tenant_id.hex, overrun_pico=overrun)
-            currency = currencies[row.tenant_id]
-            transactions.append(Transaction(row.tx_id, row.tenant_id, "usage", currency, transfers))
+                _log.warning("usage.credit_overrun", tenant_id=tenant_id.hex, overrun_pico=overrun)
+            began = rows[0].minute
+            transactions.append(
+                Transaction(tx_id, tenant_id, "usage", currencies[tenant_id], transfers, effective_at=began)
+            )
         await ledger.post(session, transactions)
         return sum(row.events for row in inserted)
 
@@ -166,6 +167,13 @@ class Posting:
             version = await price_book.load_version(session, version_id)
             if version is not None:
                 self._prices[version_id] = version
+
+
+def _by_transaction(rows: Sequence[Row[Any]]) -> dict[tuple[UUID, UUID], list[Row[Any]]]:
+    found: dict[tuple[UUID, UUID], list[Row[Any]]] = {}
+    for row in rows:
+        found.setdefault((row.tenant_id, row.tx_id), []).append(row)
+    return found
 
 
 def quarantine_row(event: UsageEvent, why: str) -> dict[str, object]:

@@ -33,23 +33,31 @@ async def lock_profiles(session: AsyncSession, tenant_ids: Iterable[UUID]) -> Se
 
 
 async def spendable(session: AsyncSession, tenant_ids: Iterable[UUID]) -> Sequence[Row[Any]]:
-    """Return the accounts usage takes from, in the order in which it does: tenant_id, account_id, available."""
+    """Return the accounts usage takes from, in the order in which it does: lots by priority, expiry and age.
+
+    Expired lots are among them until their remainder is taken back: they pay what was admitted before.
+    """
     statement = """
-        SELECT p.tenant_id, b.account_id, b.credit + b.credit_limit - b.debit AS available
-        FROM billing_profile p
-        LEFT JOIN credit_lot l ON l.tenant_id = p.tenant_id AND (l.expires_at IS NULL OR l.expires_at > now())
-        JOIN ledger_balance b ON b.account_id = coalesce(l.account_id, p.unbilled_account)
+        SELECT l.tenant_id, l.account_id, b.credit - b.debit AS available, l.unearned_account, l.used_account,
+               l.expires_at, l.models, l.tiers, l.priority
+        FROM credit_lot l JOIN ledger_balance b ON b.account_id = l.account_id
+        WHERE b.credit > b.debit AND l.tenant_id = ANY(CAST(string_to_array(:tenants, ',') AS uuid[]))
+        UNION ALL
+        SELECT p.tenant_id, p.unbilled_account, b.credit + b.credit_limit - b.debit, NULL, NULL, NULL, NULL, NULL, 32767
+        FROM billing_profile p JOIN ledger_balance b ON b.account_id = p.unbilled_account
         WHERE p.tenant_id = ANY(CAST(string_to_array(:tenants, ',') AS uuid[]))
-        ORDER BY p.tenant_id, l.priority, b.account_id
+        ORDER BY tenant_id, priority, expires_at NULLS LAST, account_id
     """
     return (await session.execute(text(statement), {"tenants": _joined(tenant.hex for tenant in tenant_ids)})).all()
 
 
 async def insert_transactions(session: AsyncSession, transactions: Sequence[Transaction]) -> None:
     statement = """
-        INSERT INTO ledger_tx (id, tenant_id, kind)
-        SELECT * FROM unnest(CAST(string_to_array(:ids, ',') AS uuid[]), CAST(string_to_array(:tenants, ',') AS uuid[]),
-            string_to_array(:kinds, ','))
+        INSERT INTO ledger_tx (id, tenant_id, kind, effective_at)
+        SELECT id, tenant_id, kind, coalesce(effective_at, clock_timestamp())
+        FROM unnest(CAST(string_to_array(:ids, ',') AS uuid[]), CAST(string_to_array(:tenants, ',') AS uuid[]),
+            string_to_array(:kinds, ','), CAST(string_to_array(:effective, ',', '') AS timestamptz[]))
+            AS t (id, tenant_id, kind, effective_at)
     """
     plain = [t for t in transactions if not _is_described(t)]
     if plain:
@@ -57,6 +65,7 @@ async def insert_transactions(session: AsyncSession, transactions: Sequence[Tran
             "ids": _joined(t.id.hex for t in plain),
             "tenants": _joined(t.tenant_id.hex for t in plain),
             "kinds": _joined(t.kind for t in plain),
+            "effective": _joined(t.effective_at.isoformat() if t.effective_at else "" for t in plain),
         }
         await session.execute(text(statement), values)
     for t in filter(_is_described, transactions):
@@ -79,13 +88,15 @@ async def insert_transactions(session: AsyncSession, transactions: Sequence[Tran
 
 
 def _is_described(t: Transaction) -> bool:
-    return t.idempotency_key is not None or bool(t.actor or t.note)
+    return t.idempotency_key is not None or t.reverses_tx is not None or bool(t.actor or t.note)
 
 
 async def _insert_described(session: AsyncSession, t: Transaction) -> None:
     statement = """
-        INSERT INTO ledger_tx (id, tenant_id, kind, idempotency_key, body_sha256, actor, note)
-        VALUES (:id, :tenant, :kind, :key, :body, :actor, :note)
+        INSERT INTO ledger_tx
+            (id, tenant_id, kind, idempotency_key, body_sha256, actor, note, reverses_tx, effective_at)
+        VALUES (:id, :tenant, :kind, :key, :body, :actor, :note, :reverses,
+                coalesce(CAST(:effective AS timestamptz), clock_timestamp()))
     """
     values = {
         "id": t.id,
@@ -95,6 +106,8 @@ async def _insert_described(session: AsyncSession, t: Transaction) -> None:
         "body": t.body_sha256,
         "actor": t.actor,
         "note": t.note,
+        "reverses": t.reverses_tx,
+        "effective": t.effective_at,
     }
     await session.execute(text(statement), values)
 
@@ -161,7 +174,9 @@ _INSERT_INCOMING = f"""
         FROM inserted GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
         ON CONFLICT ({_KEY}) DO UPDATE SET {", ".join(f"{c} = r.{c} + excluded.{c}" for c in _SUMS)}
     )
-    SELECT tenant_id, tx_id, count(*) AS events, sum(amount_pico) AS amount FROM inserted GROUP BY 1, 2
+    SELECT tenant_id, tx_id, model_id, tier, date_trunc('minute', admitted_at, 'UTC') AS minute, count(*) AS events,
+           sum(amount_pico) AS amount
+    FROM inserted GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 5, 3, 4
 """  # noqa: S608 - built of constants
 
 
@@ -169,7 +184,8 @@ async def insert_incoming(session: AsyncSession) -> Sequence[Row[Any]]:
     """Insert the loaded events that are new, and add them to the rollup.
 
     Returns:
-        per tenant and transaction id: how many were new, and their amount.
+        per tenant, transaction id, model, tier and minute of admission, in the order in which they are charged: how
+        many were new, and their amount.
     """
     return (await session.execute(text(_INSERT_INCOMING))).all()
 

@@ -16,6 +16,7 @@ from core.tiers import Tier
 
 UNIQUE_VIOLATION = "23505"
 PAGE_MAX = 500
+EXPIRY_LEAD = "90 seconds"  # credit counts for admission until so long before it expires: figures are set once a minute
 
 
 def is_unique_violation(error: IntegrityError) -> bool:
@@ -226,13 +227,17 @@ async def transaction_of_key(session: AsyncSession, tenant_id: UUID, kind: str, 
 
 _BALANCES = """
     SELECT p.tenant_id, p.currency, p.mode, p.version,
-           coalesce(sum(b.credit + b.credit_limit - b.debit), 0) AS available,
-           coalesce(sum(b.credit_limit), 0) AS credit_limit
+           coalesce(u.credit + u.credit_limit - u.debit, 0) + coalesce(l.available, 0) AS available,
+           coalesce(u.credit_limit, 0) AS credit_limit
     FROM billing_profile p
-    LEFT JOIN credit_lot l ON l.tenant_id = p.tenant_id AND (l.expires_at IS NULL OR l.expires_at > now())
-    LEFT JOIN ledger_balance b ON b.account_id = coalesce(l.account_id, p.unbilled_account)
+    LEFT JOIN ledger_balance u ON u.account_id = p.unbilled_account
+    LEFT JOIN LATERAL (
+        SELECT sum(b.credit - b.debit) AS available FROM credit_lot JOIN ledger_balance b USING (account_id)
+        WHERE tenant_id = p.tenant_id AND models IS NULL AND tiers IS NULL
+          AND (expires_at IS NULL OR expires_at > now() + CAST(:lead AS interval))
+    ) l ON true
     WHERE {where}
-    GROUP BY p.tenant_id ORDER BY p.tenant_id LIMIT :page
+    ORDER BY p.tenant_id LIMIT :page
 """
 
 
@@ -248,17 +253,17 @@ def _balance(row: Row[Any]) -> Balance:
 
 
 async def balances(session: AsyncSession, tenant_ids: Sequence[UUID]) -> list[Balance]:
-    """Return what these tenants may spend; tenants without an account are left out."""
+    """Return what these tenants may spend on any model; tenants without an account are left out."""
     statement = text(_BALANCES.format(where="p.tenant_id = ANY(CAST(string_to_array(:tenants, ',') AS uuid[]))"))
     tenants = ",".join(tenant.hex for tenant in tenant_ids)  # quicker than the driver's arrays
-    rows = await session.execute(statement, {"tenants": tenants, "page": len(tenant_ids)})
+    rows = await session.execute(statement, {"tenants": tenants, "page": len(tenant_ids), "lead": EXPIRY_LEAD})
     return [_balance(row) for row in rows]
 
 
 async def balances_after(session: AsyncSession, last: UUID) -> list[Balance]:
     """Return the next page of all tenants' balances, in the order of their ids."""
     statement = text(_BALANCES.format(where="p.tenant_id > :last"))
-    rows = await session.execute(statement, {"last": last, "page": PAGE_MAX})
+    rows = await session.execute(statement, {"last": last, "page": PAGE_MAX, "lead": EXPIRY_LEAD})
     return [_balance(row) for row in rows]
 
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import budgets, credit_figures, posting, queries, verify
+from billing import budgets, credit_figures, lots, posting, queries, verify
 from core import outbox
 from core.db import transaction
 from core.logging import get_logger
@@ -45,6 +45,22 @@ async def note_key_use(context: TaskContext) -> None:
         await api_keys.mark_used(session, uses)
 
 
+async def expire_credit(context: TaskContext) -> None:
+    """Take back what is left in expired lots, and lower the figures of tenants one of whose lots expires about now."""
+    now = context.clock.now()
+    async with transaction(context.sessions) as session:
+        due = await lots.due(session, now)
+        sinking = await lots.figures_due(session, now)
+    for tenant_id in due:
+        async with transaction(context.sessions) as session:
+            expired_pico = await lots.expire(session, tenant_id, now)
+        log.info("credit.expired", tenant_id=tenant_id.hex, amount_pico=expired_pico)
+    if due or sinking:
+        async with context.valkey() as client:
+            for tenant_id in dict.fromkeys((*due, *sinking)):
+                await credit_figures.refresh(client, context.sessions, tenant_id, correct=True)
+
+
 async def clamp_budgets(context: TaskContext) -> None:
     """Bring the budgets in Valkey back to what is certain."""
     async with context.valkey() as client:
@@ -65,6 +81,7 @@ TASKS: tuple[Task, ...] = (
     Periodic("billing.verify_ledger", verify_ledger, every_s=3600, timeout_s=1800),
     Periodic("billing.ensure_partitions", ensure_partitions, every_s=3600),
     Periodic("billing.note_key_use", note_key_use, every_s=300),
+    Periodic("billing.expire_credit", expire_credit, every_s=60, timeout_s=50),
     Periodic("billing.clamp_budgets", clamp_budgets, every_s=60, timeout_s=50),
     Job(REFRESH_CREDIT, _refresh_credit, timeout_s=10),
 )

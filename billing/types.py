@@ -151,10 +151,12 @@ class Transaction(msgspec.Struct, frozen=True):
 
     id: UUID
     tenant_id: UUID
-    kind: str  # top_up, usage, write_off
+    kind: str  # top_up, usage, grant, expiry, reversal
     currency: Currency
     transfers: tuple[Transfer, ...]
     idempotency_key: str | None = None
     body_sha256: bytes | None = None
     actor: str = ""
     note: str = ""
+    reverses_tx: UUID | None = None
+    effective_at: datetime | None = None  # when it happened; None: now

@@ -29,11 +29,19 @@ _CHECKS = {
         WHERE NOT coalesce(
             t.amount > 0 AND d.id <> c.id AND d.currency = t.currency AND c.currency = t.currency
             AND coalesce(d.tenant_id, x.tenant_id) = x.tenant_id AND coalesce(c.tenant_id, x.tenant_id) = x.tenant_id
-            AND (x.kind, d.code, c.code) IN (
+            AND ((x.kind, d.code, c.code) IN (
                 ('top_up', 'asset.cash', 'liability.credit_paid'),
                 ('usage', 'liability.credit_paid', 'revenue.usage'),
                 ('usage', 'asset.unbilled', 'revenue.usage'),
-                ('usage', 'expense.overrun', 'revenue.usage')), false)
+                ('usage', 'expense.overrun', 'revenue.usage'),
+                ('usage', 'liability.credit_promo', 'revenue.usage'),
+                ('usage', 'liability.credit_goodwill', 'revenue.usage'),
+                ('usage', 'contra.promo_used', 'contra.promo_unearned'),
+                ('grant', 'contra.promo_unearned', 'liability.credit_promo'),
+                ('grant', 'contra.promo_unearned', 'liability.credit_goodwill'),
+                ('expiry', 'liability.credit_promo', 'contra.promo_unearned'),
+                ('expiry', 'liability.credit_goodwill', 'contra.promo_unearned'))
+                OR x.kind = 'reversal'), false)
         ORDER BY t.tx_id, t.seq LIMIT 1
     """,
     # The hash of a top-up holds its amount and note.
@@ -45,6 +53,48 @@ _CHECKS = {
         WHERE x.kind = 'top_up'
           AND (t.n <> 1 OR x.body_sha256 IS DISTINCT FROM sha256(convert_to(t.amount || '|' || x.note, 'UTF8')))
         ORDER BY x.id LIMIT 1
+    """,
+    "ledger_tx reversal": """
+        SELECT x.id::text AS row, 'it does not move back what it reverses, or was made of a reversal' AS problem
+        FROM ledger_tx x JOIN ledger_tx o ON o.id = x.reverses_tx
+        WHERE x.kind <> 'reversal' OR o.kind = 'reversal' OR o.tenant_id <> x.tenant_id OR EXISTS (
+            SELECT FROM (SELECT * FROM ledger_transfer WHERE tx_id = o.id) t
+            FULL JOIN (SELECT * FROM ledger_transfer WHERE tx_id = x.id) b ON b.seq = t.seq
+            WHERE (t.debit_account, t.credit_account, t.currency, t.amount)
+                  IS DISTINCT FROM (b.credit_account, b.debit_account, b.currency, b.amount))
+        ORDER BY x.id LIMIT 1
+    """,
+    # Of what was asked for by operators, and by whom it was agreed.
+    "credit_adjustment": """
+        SELECT j.id::text AS row, 'its transaction is not what was asked for, or one person decided alone' AS problem
+        FROM credit_adjustment j LEFT JOIN ledger_tx x ON x.id = j.tx_id
+        LEFT JOIN LATERAL (SELECT sum(amount) AS amount FROM ledger_transfer WHERE tx_id = x.id) t ON true
+        WHERE j.state = 'posted' AND NOT coalesce(
+            x.tenant_id = j.tenant_id AND x.kind = j.kind AND t.amount = j.amount_pico AND x.note = j.note
+            AND x.reverses_tx IS NOT DISTINCT FROM j.reverses_tx
+            AND (NOT j.needs_approval OR j.decided_by <> j.requested_by), false)
+        ORDER BY j.id LIMIT 1
+    """,
+    "ledger_tx without adjustment": """
+        SELECT x.id::text AS row, 'nobody asked for this ' || x.kind AS problem FROM ledger_tx x
+        WHERE x.kind IN ('grant', 'reversal')
+          AND NOT EXISTS (SELECT FROM credit_adjustment j WHERE j.tx_id = x.id AND j.kind = x.kind)
+        ORDER BY x.id LIMIT 1
+    """,
+    # Given credit that is neither used nor expired is what stands against it.
+    "credit_lot": """
+        SELECT p.tenant_id::text AS row,
+               'its given credit comes to ' || coalesce(l.amount, 0) || ', not used and not expired is '
+               || coalesce(u.amount, 0) AS problem
+        FROM billing_profile p
+        LEFT JOIN (SELECT a.tenant_id, sum(b.credit - b.debit) AS amount
+                   FROM ledger_account a JOIN ledger_balance b ON b.account_id = a.id
+                   WHERE a.code IN ('liability.credit_promo', 'liability.credit_goodwill') GROUP BY 1) l
+                  USING (tenant_id)
+        LEFT JOIN (SELECT a.tenant_id, sum(b.debit - b.credit) AS amount
+                   FROM ledger_account a JOIN ledger_balance b ON b.account_id = a.id
+                   WHERE a.code = 'contra.promo_unearned' GROUP BY 1) u USING (tenant_id)
+        WHERE coalesce(l.amount, 0) <> coalesce(u.amount, 0) ORDER BY 1 LIMIT 1
     """,
     "ledger_balance": """
         SELECT a.id || ' (' || a.code || ')' AS row,
@@ -66,7 +116,8 @@ _CHECKS = {
         SELECT a.id || ' (' || a.code || ')' AS row,
                'it is beyond its bound, or its bound is not what its kind has' AS problem
         FROM ledger_balance b JOIN ledger_account a ON a.id = b.account_id
-        WHERE b.bounded <> (a.code IN ('liability.credit_paid', 'asset.unbilled'))
+        WHERE b.bounded <> (a.code IN ('liability.credit_paid', 'liability.credit_promo', 'liability.credit_goodwill',
+                                       'asset.unbilled'))
            OR (b.bounded AND b.debit > b.credit + b.credit_limit)
            OR (b.credit_limit <> 0 AND a.code <> 'asset.unbilled')
         ORDER BY a.id LIMIT 1
@@ -99,7 +150,9 @@ _CHECKS = {
                AS problem
         FROM ledger_tx x
         LEFT JOIN (SELECT tx_id, sum(amount_pico) AS amount FROM usage_event GROUP BY tx_id) e ON e.tx_id = x.id
-        LEFT JOIN (SELECT tx_id, sum(amount) AS amount FROM ledger_transfer GROUP BY tx_id) t ON t.tx_id = x.id
+        LEFT JOIN (SELECT r.tx_id, sum(r.amount) AS amount FROM ledger_transfer r
+                   JOIN ledger_account a ON a.id = r.credit_account AND a.code = 'revenue.usage'
+                   GROUP BY r.tx_id) t ON t.tx_id = x.id
         WHERE x.kind = 'usage' AND coalesce(e.amount, 0) <> coalesce(t.amount, 0)
         ORDER BY x.id LIMIT 1
     """,

@@ -37,6 +37,7 @@ class IdKind(StrEnum):
     PRICE_VERSION = "pver"
     ACCOUNT = "acc"
     TRANSACTION = "txn"
+    ADJUSTMENT = "adj"
 
 
 class MintedUUID(UUID):

@@ -138,6 +138,12 @@ class Retention(_Group):
     closed_tenant_days: int = 90  # people's data of a closed tenant; its books and usage stay
 
 
+class Books(_Group):
+    """Rules of the ledger."""
+
+    adjust_alone_max: int = Field(1000, ge=0)  # units of the currency; what is above needs a second operator
+
+
 class Log(_Group):
     level: str = "info"
     json_lines: bool = True
@@ -164,6 +170,7 @@ class Settings(BaseSettings):
     mail: Mail = Field(default_factory=Mail)
     oidc: Oidc = Field(default_factory=Oidc)
     retention: Retention = Field(default_factory=Retention)
+    books: Books = Field(default_factory=Books)
     log: Log = Field(default_factory=Log)
 
     @property

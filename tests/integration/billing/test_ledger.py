@@ -1,6 +1,7 @@
 """Ledger and credit on a real Postgres: exact, once, and not to be altered by the application."""
 
 import asyncio
+from datetime import UTC, datetime
 from uuid import UUID
 
 import psycopg
@@ -18,6 +19,7 @@ from core.errors import PlatformError
 from core.ids import new_uuid
 from core.money import Currency, parse_pico
 from core.settings import Database
+from core.tiers import Tier
 from tests.factories import billing as make
 
 
@@ -123,7 +125,8 @@ def test_usage_takes_from_lots_in_order_and_the_rest_is_ours(
 ) -> None:
     names = {"rev": UUID(int=99), "over": UUID(int=98)} | {f"a{i}": UUID(int=i + 1) for i in range(3)}
     sources = [Source(names[f"a{i}"], left) for i, left in enumerate(available)]
-    transfers, over = ledger.usage_transfers(amount, sources, revenue=names["rev"], overrun=names["over"])
+    charges = [ledger.Charge(amount, make.MODEL, Tier.STANDARD, datetime(2025, 11, 5, tzinfo=UTC))]
+    transfers, over = ledger.usage_transfers(charges, sources, revenue=names["rev"], overrun=names["over"])
     assert over == overrun
     assert [(t.debit, t.credit, t.amount) for t in transfers] == [(names[n], names["rev"], part) for n, part in right]
 

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from api.permissions import MY_TENANT, RULES, TENANT, CallerKind
+from billing import ledger
 from core import db
+from core.ids import IdKind, parse_id
+from core.money import Currency
 from tenants.types import Role
 from tests.factories.people import member
 from tests.factories.tenants import Customer, customer
@@ -69,6 +72,18 @@ async def _made(owner: Client, made: Customer, sessions: db.Sessions) -> Ids:
     return ids
 
 
+async def _money(admin: Client, sessions: db.Sessions, tenant: str) -> Ids:
+    """Make what a tenant's books have, by the routes of operators."""
+    async with db.transaction(sessions) as session:
+        await ledger.open_tenant(session, parse_id(IdKind.TENANT, tenant), Currency.USD)
+    base, key = TENANT.format(tenant_id=tenant), {"idempotency-key": "made"}
+    paid = await admin.post(f"{base}/credits", {"amount": "5"}, headers=key)
+    grant = {"amount": "5000", "source": "promo", "note": "n"}
+    given = await admin.post(f"{base}/grants", grant, headers=key)
+    assert (paid.status_code, given.status_code) == (201, 202), (paid.text, given.text)
+    return {"transaction_id": paid.json()["transaction_id"], "adjustment_id": given.json()["id"]}
+
+
 @pytest.fixture
 async def worlds(anonymous: Client, sessions: db.Sessions) -> tuple[Client, Ids, Ids]:
     """The owner of one tenant, what that tenant has, and what another has."""
@@ -93,7 +108,13 @@ async def _sweep(client: Client, base: str, mine: Ids, theirs: Ids) -> int:
         for name in names:
             nothing = theirs[name].partition("_")[0] + "_" + "0" * 32
             answers = [
-                await client.call(method, path.format(**{**mine, name: other}), json=body, params=_query(method))
+                await client.call(
+                    method,
+                    path.format(**{**mine, name: other}),
+                    json=body,
+                    params=_query(method),
+                    headers={"idempotency-key": "swept"} if method == "POST" else {},
+                )
                 for other in (theirs[name], nothing)
             ]
             told = (method, path, name, answers[0].text)
@@ -114,9 +135,11 @@ async def test_an_owner_reaches_nothing_of_others(worlds: tuple[Client, Ids, Ids
 
 
 async def test_an_operator_reaches_a_thing_only_through_its_own_tenant(
-    worlds: tuple[Client, Ids, Ids], admin: Client
+    worlds: tuple[Client, Ids, Ids], admin: Client, sessions: db.Sessions
 ) -> None:
     _, mine, theirs = worlds
+    for ids in (mine, theirs):
+        ids.update(await _money(admin, sessions, ids["tenant_id"]))
     assert await _sweep(admin, TENANT, mine, theirs) >= 15
 
 

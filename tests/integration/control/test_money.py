@@ -26,7 +26,7 @@ from core.tiers import Tier
 from tenants.types import KeyLimits, Scope
 from tests.factories import billing as make
 from tests.factories.billing_world import write
-from tests.factories.tenants import customer
+from tests.factories.tenants import customer, operator
 from tests.integration.control.conftest import Client
 
 ADMIN = "/api/v1/admin"
@@ -90,6 +90,39 @@ async def test_a_key_with_another_body_is_a_conflict(admin: Client) -> None:
         refused = await _top_up(admin, tenant, amount, "k", note=note)
         assert (refused.status_code, refused.json()["code"]) == (409, "IDEMPOTENCY_KEY_REUSED")
     assert (await admin.get(f"{tenant}/balance")).json()["available"] == "1.000000000000"
+
+
+async def test_credit_given_above_the_limit_needs_another_operator(
+    admin: Client, anonymous: Client, sessions: db.Sessions, services: Services
+) -> None:
+    tenant = await _tenant(admin)
+    grant = {"amount": "1000.000000000001", "source": "goodwill", "note": "outage of 3 November"}
+    answers = [await admin.post(f"{tenant}/grants", grant, headers={"idempotency-key": "g"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [202, 200]
+    assert answers[1].headers["idempotency-replayed"] == "true"
+    asked = answers[0].json()
+    waiting = (await admin.get(f"{ADMIN}/adjustments", params={"pending": "true"})).json()["items"]
+    assert [one["id"] for one in waiting] == [asked["id"]]
+    decide = f"{tenant}/adjustments/{asked['id']}"
+    alone = await admin.post(f"{decide}/approve")
+    assert (alone.status_code, alone.json()["code"]) == (403, "SECOND_PERSON_NEEDED")
+    other = anonymous.acting_as((await operator(sessions))[1])
+    posted = (await other.post(f"{decide}/approve")).json()
+    assert (posted["state"], posted["amount"]) == ("posted", "1000.000000000001")
+    assert posted["decided_by"] != posted["requested_by"]
+    assert (await admin.get(f"{tenant}/balance")).json()["available"] == "1000.000000000001"
+    tenant_id = parse_id(IdKind.TENANT, tenant.rpartition("/")[2])
+    assert await services.valkey.call("HGET", keyspace.credit(tenant_id), "a") == b"1000000000000"
+    (lot,) = [lot for lot in (await admin.get(f"{tenant}/credit-lots")).json()["items"] if lot["source"] != "paid"]
+    assert (lot["source"], lot["granted"], lot["available"]) == ("goodwill", posted["amount"], posted["amount"])
+
+    undo = f"{tenant}/transactions/{posted['transaction_id']}/reverse"
+    back = await admin.post(undo, {"note": "wrong tenant"}, headers={"idempotency-key": "r"})
+    assert (back.status_code, back.json()["reverses"]) == (202, posted["transaction_id"])
+    assert (await other.post(f"{tenant}/adjustments/{back.json()['id']}/approve")).status_code == 200
+    assert (await admin.get(f"{tenant}/balance")).json()["available"] == "0.000000000000"
+    trail = (await admin.get(f"{ADMIN}/audit", params={"action": "adjustment.approve"})).json()["items"]
+    assert [record["details"]["kind"] for record in trail] == ["reversal", "grant"]
 
 
 async def test_top_ups_that_cannot_be_are_refused(admin: Client) -> None:

@@ -43,6 +43,8 @@ PREFIXES = {
     "limit_change_id": "lch",
     "limit_request_id": "lrq",
     "plan_id": "pln",
+    "adjustment_id": "adj",
+    "transaction_id": "txn",
 }
 
 

@@ -1,0 +1,132 @@
+"""Operators: give credit, reverse transactions, decide on what others asked for, look at lots."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Response
+
+from api.adjustments import (
+    AdjustmentOut,
+    AdjustmentPage,
+    GrantIn,
+    LotsOut,
+    ReversalIn,
+    lot_shown,
+    shown,
+)
+from api.admin.credits import IdempotencyKey
+from api.deps import AdjustmentId, CurrentPaging, CurrentWork, ReadSession, TenantId, TransactionId, Work
+from api.guard import GuardedRoute
+from api.permissions import ADJUSTMENT, ADMIN, TENANT
+from api.schemas import problems
+from billing import adjustments, credit_figures, lots
+from billing.adjustments import Adjustment, Asked
+from billing.tasks import ask_refresh
+from core.errors import ErrorKind, PlatformError
+from core.ids import IdKind, format_id
+from core.money import PICO_PER_UNIT
+from core.pagination import page_of
+from tenants import tenants
+
+router = APIRouter(route_class=GuardedRoute, tags=["credit and usage"])
+
+_STATES = {
+    **problems(403, 409),
+    200: {"model": AdjustmentOut, "description": "The same call again: nothing was added."},
+    202: {"model": AdjustmentOut, "description": "A second operator has to decide: it is above the limit."},
+}
+
+
+def _operator(work: Work) -> UUID:
+    operator = work.caller.operator
+    if operator is None:
+        raise PlatformError("FORBIDDEN", ErrorKind.FORBIDDEN, "An operator is needed for this.")
+    return operator.id
+
+
+def _asked(work: Work, note: str, key: str) -> Asked:
+    alone_max_pico = work.services.settings.books.adjust_alone_max * PICO_PER_UNIT
+    return Asked(_operator(work), note, key, alone_max_pico, work.services.clock.now())
+
+
+async def _done(work: Work, done: Adjustment, response: Response | None = None) -> AdjustmentOut:
+    answer = shown(done)
+    work.act.on(
+        done.id, tenant_id=done.tenant_id, kind=done.kind, amount=answer.amount, state=done.state, note=done.note
+    )
+    if response is not None and done.replayed:
+        response.status_code = 200
+        response.headers["idempotency-replayed"] = "true"
+    elif response is not None and done.state == "pending":
+        response.status_code = 202
+    await ask_refresh(work.session, done.tenant_id)
+
+    async def refresh() -> None:
+        await credit_figures.refresh(work.services.valkey, work.services.sessions, done.tenant_id)
+
+    work.act.after_commit.append(refresh)
+    return answer
+
+
+@router.post(f"{TENANT}/grants", status_code=201, summary="Give credit", responses=_STATES)
+async def give_credit(
+    tenant_id: TenantId, body: GrantIn, idempotency_key: IdempotencyKey, work: CurrentWork, response: Response
+) -> AdjustmentOut:
+    """Give promo or goodwill credit, once per idempotency key; above the limit it waits for a second operator."""
+    await tenants.get(work.session, tenant_id)
+    asked = _asked(work, body.note, idempotency_key)
+    return await _done(work, await adjustments.give(work.session, tenant_id, body.grant(), asked), response)
+
+
+@router.post(
+    f"{TENANT}/transactions/{{transaction_id}}/reverse",
+    status_code=201,
+    summary="Reverse a transaction",
+    responses=_STATES,
+)
+async def reverse_transaction(
+    *,
+    tenant_id: TenantId,
+    transaction_id: TransactionId,
+    body: ReversalIn,
+    idempotency_key: IdempotencyKey,
+    work: CurrentWork,
+    response: Response,
+) -> AdjustmentOut:
+    """Post one that moves the same back; above the limit it waits for a second operator."""
+    await tenants.get(work.session, tenant_id)
+    asked = _asked(work, body.note, idempotency_key)
+    return await _done(work, await adjustments.reverse(work.session, tenant_id, transaction_id, asked), response)
+
+
+@router.post(f"{ADJUSTMENT}/approve", summary="Approve what another operator asked for", responses=problems(403, 409))
+async def approve_adjustment(tenant_id: TenantId, adjustment_id: AdjustmentId, work: CurrentWork) -> AdjustmentOut:
+    now = work.services.clock.now()
+    done = await adjustments.approve(work.session, tenant_id, adjustment_id, by=_operator(work), now=now)
+    return await _done(work, done)
+
+
+@router.post(f"{ADJUSTMENT}/decline", summary="Decline what another operator asked for", responses=problems(403, 409))
+async def decline_adjustment(tenant_id: TenantId, adjustment_id: AdjustmentId, work: CurrentWork) -> AdjustmentOut:
+    now = work.services.clock.now()
+    done = await adjustments.decline(work.session, tenant_id, adjustment_id, by=_operator(work), now=now)
+    return await _done(work, done)
+
+
+@router.get(f"{ADMIN}/adjustments", summary="List adjustments of all tenants")
+async def list_adjustments(
+    session: ReadSession,
+    paging: CurrentPaging,
+    pending: Annotated[bool, Query(description="Only what waits for a decision.")] = False,
+) -> AdjustmentPage:
+    found = await adjustments.search(session, None, pending=pending, after=paging.after, limit=paging.limit_probe)
+    page = page_of(found, paging.limit, lambda one: one.id)
+    after = None if page.next_after is None else format_id(IdKind.ADJUSTMENT, page.next_after)
+    return AdjustmentPage(items=[shown(one) for one in page.items], next_after=after)
+
+
+@router.get(f"{TENANT}/credit-lots", summary="List a tenant's credit lots")
+async def list_credit_lots(tenant_id: TenantId, session: ReadSession) -> LotsOut:
+    tenant = await tenants.get(session, tenant_id)
+    found = await lots.all_of(session, tenant_id)
+    return LotsOut(currency=tenant.currency.value, items=[lot_shown(lot) for lot in found])

@@ -1,0 +1,120 @@
+"""Queries of credit lots, reversals and adjustments. What a tenant owns takes `tenant_id` first."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+PAGE_MAX = 500
+
+
+async def insert_lot(session: AsyncSession, tenant_id: UUID, values: Mapping[str, Any]) -> None:
+    """Insert a lot of given credit; its account is open already."""
+    statement = """
+        INSERT INTO credit_lot (account_id, tenant_id, source, priority, expires_at, models, tiers,
+                                unearned_account, used_account)
+        VALUES (:account, :tenant, :source, :priority, :expires_at, CAST(:models AS uuid[]),
+                CAST(:tiers AS smallint[]), :unearned, :used)
+    """
+    await session.execute(text(statement), {"tenant": tenant_id, **values})
+
+
+async def lots(session: AsyncSession, tenant_id: UUID) -> Sequence[Row[Any]]:
+    """Return a tenant's lots in the order in which usage takes from them, the empty ones too; at most a page."""
+    statement = """
+        SELECT l.*, b.credit, b.credit - b.debit AS available
+        FROM credit_lot l JOIN ledger_balance b ON b.account_id = l.account_id
+        WHERE l.tenant_id = :tenant ORDER BY l.priority, l.expires_at NULLS LAST, l.account_id LIMIT :page
+    """
+    return (await session.execute(text(statement), {"tenant": tenant_id, "page": PAGE_MAX})).all()
+
+
+async def tenants_with_expired(session: AsyncSession, before: datetime) -> list[UUID]:
+    """Return tenants with credit left in lots that expired before that instant, at most a page."""
+    statement = """
+        SELECT DISTINCT l.tenant_id FROM credit_lot l JOIN ledger_balance b ON b.account_id = l.account_id
+        WHERE l.expires_at <= :before AND b.credit > b.debit ORDER BY 1 LIMIT :page
+    """
+    return list((await session.scalars(text(statement), {"before": before, "page": PAGE_MAX})).all())
+
+
+async def expired_lots(session: AsyncSession, tenant_id: UUID, before: datetime) -> Sequence[Row[Any]]:
+    """Return the tenant's lots with something left that expired before that instant."""
+    statement = """
+        SELECT l.account_id, l.unearned_account, l.expires_at, b.credit - b.debit AS available
+        FROM credit_lot l JOIN ledger_balance b ON b.account_id = l.account_id
+        WHERE l.tenant_id = :tenant AND l.expires_at <= :before AND b.credit > b.debit ORDER BY l.expires_at, 1
+    """
+    return (await session.execute(text(statement), {"tenant": tenant_id, "before": before})).all()
+
+
+async def tenants_expiring(session: AsyncSession, since: datetime, until: datetime) -> list[UUID]:
+    """Return tenants with a lot that expires in that time, at most a page."""
+    statement = """
+        SELECT DISTINCT tenant_id FROM credit_lot WHERE expires_at BETWEEN :since AND :until ORDER BY 1 LIMIT :page
+    """
+    values = {"since": since, "until": until, "page": PAGE_MAX}
+    return list((await session.scalars(text(statement), values)).all())
+
+
+async def transaction_row(session: AsyncSession, tenant_id: UUID, tx_id: UUID) -> Row[Any] | None:
+    """Return a transaction with the id of its reversal, if it was reversed."""
+    statement = """
+        SELECT x.*, (SELECT r.id FROM ledger_tx r WHERE r.reverses_tx = x.id) AS reversed_by
+        FROM ledger_tx x WHERE x.tenant_id = :tenant AND x.id = :id
+    """
+    return (await session.execute(text(statement), {"tenant": tenant_id, "id": tx_id})).one_or_none()
+
+
+async def transfers(session: AsyncSession, tenant_id: UUID, tx_id: UUID) -> Sequence[Row[Any]]:
+    statement = """
+        SELECT t.* FROM ledger_transfer t JOIN ledger_tx x ON x.id = t.tx_id
+        WHERE x.tenant_id = :tenant AND t.tx_id = :id ORDER BY t.seq
+    """
+    return (await session.execute(text(statement), {"tenant": tenant_id, "id": tx_id})).all()
+
+
+async def insert_adjustment(session: AsyncSession, tenant_id: UUID, values: Mapping[str, Any]) -> None:
+    statement = """
+        INSERT INTO credit_adjustment (id, tenant_id, kind, amount_pico, source, expires_at, models, tiers, reverses_tx,
+                                       note, idempotency_key, body_sha256, requested_by, needs_approval)
+        VALUES (:id, :tenant, :kind, :amount, :source, :expires_at, CAST(:models AS uuid[]), CAST(:tiers AS smallint[]),
+                :reverses, :note, :key, :body, :by, :needs_approval)
+    """
+    await session.execute(text(statement), {"tenant": tenant_id, **values})
+
+
+async def adjustment(session: AsyncSession, tenant_id: UUID, adjustment_id: UUID) -> Row[Any] | None:
+    statement = "SELECT * FROM credit_adjustment WHERE tenant_id = :tenant AND id = :id"
+    return (await session.execute(text(statement), {"tenant": tenant_id, "id": adjustment_id})).one_or_none()
+
+
+async def adjustment_of_key(session: AsyncSession, tenant_id: UUID, key: str) -> Row[Any] | None:
+    statement = "SELECT * FROM credit_adjustment WHERE tenant_id = :tenant AND idempotency_key = :key"
+    return (await session.execute(text(statement), {"tenant": tenant_id, "key": key})).one_or_none()
+
+
+async def decide(session: AsyncSession, tenant_id: UUID, adjustment_id: UUID, values: Mapping[str, Any]) -> None:
+    """Set what became of a pending adjustment; the table refuses a decision by who asked for it."""
+    statement = """
+        UPDATE credit_adjustment SET state = :state, tx_id = :tx, decided_by = :by, decided_at = :at
+        WHERE tenant_id = :tenant AND id = :id
+    """
+    await session.execute(text(statement), {"tenant": tenant_id, "id": adjustment_id, **values})
+
+
+async def adjustments(
+    session: AsyncSession, tenant_id: UUID | None, *, pending: bool, after: UUID | None, limit: int
+) -> Sequence[Row[Any]]:
+    """Return adjustments, newest first; without a tenant, of all."""
+    statement = """
+        SELECT * FROM credit_adjustment
+        WHERE (CAST(:tenant AS uuid) IS NULL OR tenant_id = :tenant) AND (NOT :pending OR state = 'pending')
+          AND (CAST(:after AS uuid) IS NULL OR id < :after)
+        ORDER BY id DESC LIMIT :limit
+    """
+    values = {"tenant": tenant_id, "pending": pending, "after": after, "limit": limit}
+    return (await session.execute(text(statement), values)).all()

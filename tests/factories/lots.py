@@ -1,0 +1,64 @@
+"""Given credit for tests, and what is left in each lot."""
+
+from datetime import UTC, datetime
+from uuid import UUID
+
+import msgspec
+
+from billing import adjustments, lots
+from billing.adjustments import Adjustment, Asked
+from billing.lots import Grant, LotSource
+from billing.types import PriceSchedule, UsageEvent
+from core.db import Sessions, transaction
+from core.ids import new_uuid
+from core.money import parse_pico
+from core.tiers import Tier
+from core.usage import TokenUsage
+from tests.factories import billing as make
+
+ASKER = UUID("01890000-0000-7000-8000-00000000d001")
+OTHER = UUID("01890000-0000-7000-8000-00000000d002")
+
+
+def asked(now: datetime, key: str = "", *, by: UUID = ASKER, note: str = "why", alone_max_pico: int = 10**30) -> Asked:
+    return Asked(by, note, key or new_uuid().hex, alone_max_pico, now)
+
+
+async def give(
+    sessions: Sessions,
+    tenant_id: UUID,
+    amount: str,
+    now: datetime,
+    *,
+    source: LotSource = LotSource.PROMO,
+    expires_at: datetime | None = None,
+    models: tuple[UUID, ...] = (),
+    tiers: tuple[Tier, ...] = (),
+) -> Adjustment:
+    grant = Grant(parse_pico(amount), source, expires_at, models, tiers)
+    async with transaction(sessions) as session:
+        return await adjustments.give(session, tenant_id, grant, asked(now))
+
+
+async def left(sessions: Sessions, tenant_id: UUID) -> list[int]:
+    """What is in each lot, in the order in which usage takes from them."""
+    async with transaction(sessions) as session:
+        return [lot.available_pico for lot in await lots.all_of(session, tenant_id)]
+
+
+async def expire(sessions: Sessions, tenant_id: UUID, now: datetime) -> int:
+    async with transaction(sessions) as session:
+        return await lots.expire(session, tenant_id, now)
+
+
+def event_at(tenant_id: UUID, s: PriceSchedule, at: datetime, units: str, model_id: UUID = make.MODEL) -> UsageEvent:
+    """Usage admitted at that instant whose price is `units`: tokens of input at 2.00 per million."""
+    micros = (at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
+    made = make.event(
+        tenant_id,
+        s,
+        TokenUsage(parse_pico(units) // 2_000_000, 0, 0, 0, 0),
+        event_id=make.uuid7_at(int(micros), new_uuid().int & 0xFFFF_FFFF),
+    )
+    us = int(micros) * 1_000_000
+    return msgspec.structs.replace(made, admitted_at_us=us, ended_at_us=us + 40_000_000, model_id=model_id)
