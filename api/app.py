@@ -60,7 +60,7 @@ from core.clock import SystemClock
 from core.resp import RespClient
 from core.sealing import sealing_key
 from core.settings import Control, Settings
-from tenants.credentials import peppers_of, signing_of
+from tenants.credentials import peppers_of, signing_keys_of
 from tenants.oidc.clients import Clients
 
 SHUTDOWN_S = 10
@@ -149,7 +149,8 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             valkey=valkey,
             clock=clock,
             peppers=peppers_of(settings.secrets),
-            signing=signing_of(settings.secrets),
+            signing=signing_keys_of(settings.secrets)[0],
+            previous_signing=signing_keys_of(settings.secrets)[1:],
             sealing_key=sealing_key(settings.secrets.sealing),
             metrics=telemetry.http_metrics(telemetry.create_registry()),
             identity=identity,

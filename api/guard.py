@@ -170,7 +170,8 @@ def _check_csrf(request: Request, services: Services, token: str) -> None:
     if request.method in SAFE_METHODS:
         return
     check_origin(request, services)
-    if not sessions.csrf_matches(services.signing, token, request.headers.get(CSRF_HEADER, "")):
+    given = request.headers.get(CSRF_HEADER, "")
+    if not any(sessions.csrf_matches(key, token, given) for key in (services.signing, *services.previous_signing)):
         raise _forbidden("Send the X-CSRF-Token that GET /api/v1/session shows.", "CSRF_TOKEN_WRONG")
 
 

@@ -31,6 +31,8 @@ class Services:
     passwords: Hasher = field(default_factory=Hasher)
     replays: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # one what-if at a time
 
+    previous_signing: tuple[bytes, ...] = ()  # what these signed is still believed
+
     @property
     def pepper(self) -> bytes:
         """The key of all new digests."""

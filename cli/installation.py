@@ -24,7 +24,13 @@ def postgres_files(home: Home, secrets: HomeSecrets) -> pg.PostgresFiles:
 def settings(home: Home, secrets: HomeSecrets, state: HomeState) -> Settings:
     """Return the settings of every process of the home. What the environment says of other things still holds."""
     files = postgres_files(home, secrets)
-    keys = {"pepper": secrets.pepper, "signing": secrets.signing, "sealing": secrets.sealing}
+    keys: dict[str, str | tuple[str, ...]] = {
+        "pepper": secrets.pepper,
+        "signing": secrets.signing,
+        "sealing": secrets.sealing,
+        "previous_peppers": secrets.previous_peppers,
+        "previous_signing": secrets.previous_signing,
+    }
     given = {name for name in keys if f"TIDEGATE_SECRETS__{name.upper()}" in os.environ}
     return Settings.load(
         home=home.path,

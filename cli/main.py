@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_ledger(commands, home)
     _add_audit(commands, home)
     _add_spool(commands, home)
+    _add_secrets(commands, home)
     roles = commands.add_parser("roles", help="print what each role may do")
     roles.set_defaults(command=_roles)
     shown = commands.add_parser("version", help="print the version")
@@ -161,6 +162,23 @@ def _add_spool(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
     )
     adopt.add_argument("folder", type=Path, help="the spool's folder, e.g. on a volume mounted from the lost host")
     adopt.set_defaults(command=_spool_adopt)
+
+
+def _add_secrets(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser
+) -> None:
+    secrets = commands.add_parser("secrets", help="turn the secrets of this installation")
+    actions = secrets.add_subparsers(title="actions", required=True, metavar="action")
+    for name, summary in (
+        ("status", "say what each pepper still carries"),
+        ("rotate-pepper", "make a new pepper; API keys go on working and are stored under it as they are used"),
+        ("rotate-signing", "make a new signing key; what the old one signed is believed"),
+        ("drop-previous", "forget the previous peppers and signing keys"),
+    ):
+        action = actions.add_parser(name, parents=[home], help=summary)
+        action.set_defaults(command=_secrets, action=name)
+        if name == "drop-previous":
+            action.add_argument("--force", action="store_true", help="even if keys or tokens stop working")
 
 
 def _home_option() -> argparse.ArgumentParser:
@@ -266,6 +284,19 @@ def _spool_adopt(options: argparse.Namespace) -> int:
         f"Adopted as {adopted.name}: {adopted.unposted_bytes} bytes to post. The poster of this host posts them."
     )
     return 0
+
+
+def _secrets(options: argparse.Namespace) -> int:
+    from cli import rotation
+
+    if options.action == "drop-previous":
+        return rotation.drop_previous(options.home, force=options.force)
+    actions = {
+        "status": rotation.status,
+        "rotate-pepper": rotation.rotate_pepper,
+        "rotate-signing": rotation.rotate_signing,
+    }
+    return actions[options.action](options.home)
 
 
 def _version(_options: argparse.Namespace) -> int:

@@ -82,14 +82,9 @@ def pepper_of(settings: Secrets) -> bytes:
 
 
 def signing_keys_of(settings: Secrets) -> tuple[bytes, ...]:
-    """Return the keys whose signatures are believed; the first one signs."""
+    """Return the keys of what we sign for ourselves (tokens of forms): the first one signs, all are believed."""
     keys = (settings.signing, *settings.previous_signing)
     return tuple(bytes.fromhex(key.get_secret_value()) for key in keys)
-
-
-def signing_of(settings: Secrets) -> bytes:
-    """Return the installation's key of what it signs for itself: receipts, tokens of forms."""
-    return bytes.fromhex(settings.signing.get_secret_value())
 
 
 def cache_salt(seed: bytes, tenant: bytes) -> str:

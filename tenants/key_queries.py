@@ -94,8 +94,7 @@ _TOUCHED_BY = {  # kind of a configuration change → whose keys it touches
     "api_key": ApiKeyRow.id,
     "project": ApiKeyRow.project_id,
     "tenant": ApiKeyRow.tenant_id,
-    "person": ApiKeyRow.owner_person_id,
-    "member": ApiKeyRow.owner_person_id,  # whose the membership is; one that was removed comes as its person
+    "person": ApiKeyRow.owner_person_id,  # also for what happens to a membership of theirs
     "service_account": ApiKeyRow.owner_service_account_id,
 }
 KINDS = frozenset(_TOUCHED_BY)
@@ -163,10 +162,7 @@ def principal_rows_of(
     session: AsyncSession, kind: str, entity_ids: Collection[UUID], pepper_ids: Collection[str] | None
 ) -> AsyncIterator[Sequence[PrincipalRow]]:
     """Yield the secrets that changes of these keys, projects, tenants or owners touch, forgotten ones too."""
-    touched = _TOUCHED_BY[kind].in_(list(entity_ids))
-    if kind == "member":
-        touched = _TOUCHED_BY[kind].in_(select(MemberRow.person_id).where(MemberRow.id.in_(list(entity_ids))))
-    return _slices(session, _principals(touched, _under(pepper_ids)))
+    return _slices(session, _principals(_TOUCHED_BY[kind].in_(list(entity_ids)), _under(pepper_ids)))
 
 
 async def principal_rows_by_digest(session: AsyncSession, digests: Collection[bytes]) -> Sequence[PrincipalRow]:

@@ -104,7 +104,7 @@ async def load_changed(
     Args:
         session: reads.
         kind: one of `KEY_KINDS`.
-        entity_ids: which keys, projects, tenants, people, memberships or service accounts.
+        entity_ids: which keys, projects, tenants, people or service accounts.
         pepper_ids: as in `load_all`.
     """
     shared, books = Shared(), _Books(session)

@@ -9,7 +9,6 @@ from tests.architecture.rules import ROOT
 ACROSS_TENANTS = {
     "tenants/key_queries.py:principal_rows_by_digest": "a key is found by its digest; the tenant is what is asked",
     "tenants/queries.py:insert_named": "the row brings its tenant",
-    "tenants/key_queries.py:principal_rows_of": "gateways follow a changed membership to its person's keys everywhere",
     "tenants/key_queries.py:mark_used": "the worker notes last uses of many keys; each comes with its tenant",
     "tenants/tenant_queries.py:tenants_to_erase": "the worker walks all closed tenants",
     "tenants/people_queries.py:members_of_person": "who signs in sees their memberships everywhere",

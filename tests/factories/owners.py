@@ -75,4 +75,4 @@ async def end(session: AsyncSession, owned: Owned, what: str) -> None:
             "service account": ("service_account", owned.owner_id),
         }[what]
         await session.execute(text(f"UPDATE {table} SET status = 'suspended' WHERE id = :id"), {"id": entity})
-        await db.record_config_change(session, table, entity)
+        await db.record_config_change(session, "person" if table == "member" else table, owned.owner_id)
