@@ -95,6 +95,14 @@ bench-profile: setup-dev ## where the gateway's CPU goes, by stage (PYSPY=path o
 bench-hot-path: setup-dev ## calls, interpreter steps and least CPU of one request, in memory (ARGS="--list 60")
 	@$(BIN)/python -m bench.hot_path $(ARGS)
 
+.PHONY: bench-revocation
+bench-revocation: setup-dev ## how soon four gateways obey (PROBE=program that measures, see bench/revocation.py)
+	@$(BIN)/python -m bench.revocation $(PROBE) $(ARGS)
+
+.PHONY: bench-principals
+bench-principals: setup-dev ## what 100,000 keys cost a gateway
+	@$(BIN)/python -m bench.principals $(ARGS)
+
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format
 	$(BIN)/ruff check .

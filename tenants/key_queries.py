@@ -40,6 +40,7 @@ from tenants.tables import (
 from tenants.types import PersonStatus, Role, Status
 
 PrincipalRow = Row[*tuple[Any, ...]]
+SECRETS_A_KEY = 5  # rows of one key, as a rule at most: two secrets under two peppers, and one that ended
 SLICE = 500  # rows a gateway turns into principals before its loop has another turn
 
 # A secret that ended longer ago is unknown to the gateways: their memory of dead keys stays bounded.
@@ -153,6 +154,11 @@ async def _slices(session: AsyncSession, query: Select[*tuple[Any, ...]]) -> Asy
         await result.close()
 
 
+async def _at_once(session: AsyncSession, query: Select[*tuple[Any, ...]]) -> AsyncIterator[Sequence[PrincipalRow]]:
+    """The same of few rows: a cursor costs several round trips, and a key that was just made is waited for."""
+    yield (await session.execute(query)).all()
+
+
 def principal_rows(session: AsyncSession, pepper_ids: Collection[str] | None) -> AsyncIterator[Sequence[PrincipalRow]]:
     """Yield every secret that gateways should know, in slices."""
     return _slices(session, _principals(~_IS_FORGOTTEN, _under(pepper_ids)))
@@ -162,7 +168,9 @@ def principal_rows_of(
     session: AsyncSession, kind: str, entity_ids: Collection[UUID], pepper_ids: Collection[str] | None
 ) -> AsyncIterator[Sequence[PrincipalRow]]:
     """Yield the secrets that changes of these keys, projects, tenants or owners touch, forgotten ones too."""
-    return _slices(session, _principals(_TOUCHED_BY[kind].in_(list(entity_ids)), _under(pepper_ids)))
+    query = _principals(_TOUCHED_BY[kind].in_(list(entity_ids)), _under(pepper_ids))
+    few = kind == "api_key" and len(entity_ids) <= SLICE // SECRETS_A_KEY
+    return _at_once(session, query) if few else _slices(session, query)
 
 
 async def principal_rows_by_digest(session: AsyncSession, digests: Collection[bytes]) -> Sequence[PrincipalRow]:
