@@ -41,7 +41,7 @@ from tenants.types import PersonStatus, Role, Status
 
 PrincipalRow = Row[*tuple[Any, ...]]
 SECRETS_A_KEY = 5  # rows of one key, as a rule at most: two secrets under two peppers, and one that ended
-SLICE = 500  # rows a gateway turns into principals before its loop has another turn
+SLICE = 200  # rows a gateway turns into principals before its loop has another turn
 
 # A secret that ended longer ago is unknown to the gateways: their memory of dead keys stays bounded.
 DEAD_KEY_MEMORY = func.make_interval(0, 0, 0, 30)
