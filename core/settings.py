@@ -29,7 +29,7 @@ class _Group(BaseModel):
 class Secrets(_Group):
     """Keys of the installation, 32 bytes each in hex. `tidegate up` makes them once, in a file of mode 600.
 
-    Previous ones are still believed, newest first, until they are taken off these lists (ADR 0015).
+    Previous ones are still believed, newest first, until they are taken off these lists (ADR 0016).
     """
 
     pepper: Secret  # keys the hash of API keys and operator tokens
