@@ -75,10 +75,10 @@ class HomeSecrets(msgspec.Struct, frozen=True):
     database_app_password: str
     operator_token: str = ""
     api_key: str = ""
-    previous_peppers: tuple[str, ...] = ()  # still believed, newest first
-    previous_signing: tuple[str, ...] = ()
     operator_password: str = ""
     tenant_password: str = ""
+    previous_peppers: tuple[str, ...] = ()  # still believed, newest first
+    previous_signing: tuple[str, ...] = ()
 
 
 class HomeState(msgspec.Struct, frozen=True):
