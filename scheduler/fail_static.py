@@ -170,6 +170,9 @@ class FailStatic:
             tokens: input and output as estimated, where the caller has a limit of tokens.
         """
         now, percent = self._clock.monotonic(), self.percent(tier)
+        for share in shares:
+            if share.local_since < self._since:  # dropped as idle, and in use again: not known when the outage began
+                share.freeze(self._since)
         if not all(self._fits(share, now, percent) for share in shares):
             return False
         if tokens and shares[0].local_tokens + tokens > _part(shares[0].allowed[2], percent):

@@ -177,3 +177,17 @@ def test_alone_never_more_than_the_last_minute_had(grants: int, seconds: int, ti
     static.went_away()
     clock.advance(seconds)
     assert granted(static, share, tier, asks=400) <= grants
+
+
+def test_who_comes_back_after_a_long_rest_keeps_its_share() -> None:
+    clock = ManualClock()
+    static = FailStatic(clock)
+    share = served(static, clock, 1)
+    clock.advance(601)
+    static.forget_idle()
+    for _ in range(10):  # its requests still hold the share of before
+        share.note_grant(clock.monotonic())
+        clock.advance(1.0)
+        share.note_release(clock.monotonic())
+    static.went_away()
+    assert granted(static, share, Tier.PRIORITY) == 10
