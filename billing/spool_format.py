@@ -99,6 +99,17 @@ def spool_folders(spool_dir: Path) -> list[Path]:
         return []
 
 
+def frame_size(data: bytes, at: int) -> int | None:
+    """Return the payload's size of the whole frame that begins there; None when none does."""
+    if at + FRAME.size > len(data):
+        return None
+    size, crc = FRAME.unpack_from(data, at)
+    end = at + FRAME.size + size
+    if not 0 < size <= MAX_PAYLOAD_BYTES or end > len(data):
+        return None
+    return size if crc32(memoryview(data)[at + FRAME.size : end], size) == crc else None
+
+
 def read_checkpoint(folder: Path) -> Position:
     """Return how far the spool is posted; the beginning when nothing says so (posting again does no harm)."""
     try:

@@ -97,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_audit(commands, home)
     _add_spool(commands, home)
     _add_secrets(commands, home)
+    _add_backup(commands, home)
     roles = commands.add_parser("roles", help="print what each role may do")
     roles.set_defaults(command=_roles)
     shown = commands.add_parser("version", help="print the version")
@@ -179,6 +180,35 @@ def _add_secrets(
         action.set_defaults(command=_secrets, action=name)
         if name == "drop-previous":
             action.add_argument("--force", action="store_true", help="even if keys or tokens stop working")
+
+
+def _add_backup(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser) -> None:
+    backup = commands.add_parser(
+        "backup",
+        parents=[home],
+        help="back up an installation to one file",
+        description="Write the database at one instant, usage that is not posted yet and objects to one file. Works "
+        "while the platform runs and when it is stopped.",
+    )
+    backup.add_argument("target", type=Path, metavar="FILE|DIR", help="the file to make, or the folder to make it in")
+    backup.add_argument(
+        "--with-secrets",
+        action="store_true",
+        help="also copy the installation's secrets, to a file of their own beside it (mode 600)",
+    )
+    backup.set_defaults(command=_backup)
+    restore = commands.add_parser(
+        "restore",
+        parents=[home],
+        help="make a new home of a backup",
+        description="Check every file of the backup, load it into a new home, compare every figure with the backup, "
+        "and verify books and audit trail.",
+    )
+    restore.add_argument("file", type=Path, help="the backup")
+    restore.add_argument(
+        "--secrets", type=Path, metavar="FILE", help="the installation's secrets (default: FILE.secrets.json beside it)"
+    )
+    restore.set_defaults(command=_restore)
 
 
 def _home_option() -> argparse.ArgumentParser:
@@ -297,6 +327,19 @@ def _secrets(options: argparse.Namespace) -> int:
         "rotate-signing": rotation.rotate_signing,
     }
     return actions[options.action](options.home)
+
+
+def _backup(options: argparse.Namespace) -> int:
+    from cli.backup.take import backup
+    from core.clock import SystemClock
+
+    return backup(options.home, options.target, version(), SystemClock().now(), with_secrets=options.with_secrets)
+
+
+def _restore(options: argparse.Namespace) -> int:
+    from cli.backup.restore import restore
+
+    return restore(options.file, options.home, options.secrets)
 
 
 def _version(_options: argparse.Namespace) -> int:

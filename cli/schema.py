@@ -11,12 +11,22 @@ _REVISION = re.compile(r'^(revision|down_revision)(?::[^=]+)? = "([^"]+)"$', re.
 
 def newest_revisions(folder: Path = VERSIONS) -> set[str]:
     """Return the revisions that no other one follows: exactly one in a sound chain."""
-    revisions, followed = set(), set()
+    chain = _chain(folder)
+    return chain.keys() - set(chain.values())
+
+
+def revisions(folder: Path = VERSIONS) -> set[str]:
+    """Return every revision that this version knows."""
+    return set(_chain(folder))
+
+
+def _chain(folder: Path) -> dict[str, str]:
+    """Return each revision and the one it follows, empty for the first."""
+    chain = {}
     for path in folder.glob("*.py"):
         found = dict(_REVISION.findall(path.read_text(encoding="utf-8")))
-        revisions.add(found.get("revision", path.name))
-        followed.add(found.get("down_revision", ""))
-    return revisions - followed
+        chain[found.get("revision", path.name)] = found.get("down_revision", "")
+    return chain
 
 
 def is_current(owner_url: str) -> bool:

@@ -24,7 +24,12 @@ def verify(home_path: Path, anchors: list[str]) -> int:
         screen.say("An anchor is a number, a colon and 64 hex digits, as in the log's lines audit.head_anchored.")
         return 2
     with database(home_path) as settings:
-        finding, right = asyncio.run(_check(settings, [*known, audit_anchor.load(home_path).head]))
+        return check(settings, home_path, known)
+
+
+def check(settings: Settings, home_path: Path, known: list[Head]) -> int:
+    """The same of a database that answers."""
+    finding, right = asyncio.run(_check(settings, [*known, audit_anchor.load(home_path).head]))
     if finding is not None:
         where = f"record {finding.seq}" if finding.seq else "a record"
         screen.say(f"wrong: {where} {finding.record}: {finding.problem}")
