@@ -55,8 +55,14 @@ def _is_live(folder: Path) -> bool:
     return False
 
 
-def adopt(spool_dir: Path, source: Path) -> SpoolState:
+def adopt(spool_dir: Path, source: Path, *, posted_too: bool = False) -> SpoolState:
     """Copy the spool in `source` among this host's, where the poster finds it; the source is left as it is.
+
+    Args:
+        spool_dir: this host's spools.
+        source: the folder of the spool.
+        posted_too: offer all that is in the segments, also what its checkpoint says is posted. That was posted to the
+            database of then; one restored from a backup may not have it.
 
     Raises:
         PlatformError: INVALID_SPOOL: `source` holds no segments, its writer lives, or it is among this host's already.
@@ -72,6 +78,8 @@ def adopt(spool_dir: Path, source: Path) -> SpoolState:
     partial = spool_dir / fmt.POSTER_FOLDER / target.name  # no poster looks there
     partial.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     shutil.copytree(source, partial)
+    if posted_too:
+        (partial / fmt.CHECKPOINT_NAME).unlink(missing_ok=True)
     partial.rename(target)
     return _state(target)
 

@@ -162,6 +162,11 @@ def _add_spool(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", 
         "that is posted already is not posted again.",
     )
     adopt.add_argument("folder", type=Path, help="the spool's folder, e.g. on a volume mounted from the lost host")
+    adopt.add_argument(
+        "--posted-too",
+        action="store_true",
+        help="also offer what was posted there: the books of now are restored and may not have it",
+    )
     adopt.set_defaults(command=_spool_adopt)
 
 
@@ -309,7 +314,7 @@ def _spool_list(options: argparse.Namespace) -> int:
 def _spool_adopt(options: argparse.Namespace) -> int:
     from billing.orphans import adopt
 
-    adopted = adopt(options.home / "spool", options.folder)
+    adopted = adopt(options.home / "spool", options.folder, posted_too=options.posted_too)
     screen.say(
         f"Adopted as {adopted.name}: {adopted.unposted_bytes} bytes to post. The poster of this host posts them."
     )

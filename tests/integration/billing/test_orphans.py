@@ -8,6 +8,7 @@ import pytest
 
 from billing import orphans
 from billing.spool import SpoolWriter
+from billing.spool_reader import SpoolReader
 from core.clock import SystemClock
 from core.errors import PlatformError
 from core.money import parse_pico
@@ -31,6 +32,22 @@ async def test_a_spool_of_another_host_is_adopted_and_posted_once(world: World, 
     assert await world.available(tenant_id) == parse_pico("1") - 5 * COST
     await world.poster.housekeep()
     assert [(spool.unposted_bytes, spool.segments) for spool in orphans.list_spools(world.spool_dir)] == [(0, 0)] * 2
+
+
+async def test_what_was_posted_to_a_lost_database_is_offered_on_request(world: World, tmp_path: Path) -> None:
+    tenant_id, s = await world.tenant("1")
+    elsewhere = tmp_path / "volume" / "gateway-7"
+    await write(elsewhere, [make.event(tenant_id, s) for _ in range(5)])
+    reader = SpoolReader(elsewhere)
+    reader.read(5)
+    reader.acknowledge()
+    assert orphans.adopt(world.spool_dir, elsewhere).unposted_bytes == 0
+    assert await world.poster.step() == 0
+    for _ in range(2):
+        assert orphans.adopt(world.spool_dir, elsewhere, posted_too=True).unposted_bytes > 0
+        while await world.poster.step():
+            pass
+        assert await world.available(tenant_id) == parse_pico("1") - 5 * COST
 
 
 async def test_what_cannot_be_adopted(world: World, tmp_path: Path) -> None:
