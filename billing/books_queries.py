@@ -43,5 +43,8 @@ async def transfers(session: AsyncSession, before: datetime) -> AsyncGenerator[R
     """
     options = {"yield_per": ROWS_FETCHED}
     result = await session.stream(text(statement), {"before": before}, execution_options=options)
-    async for row in result:
-        yield row
+    try:
+        async for row in result:
+            yield row
+    finally:
+        await result.close()  # the server's cursor, when the reader leaves early
