@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Sequence
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from uuid import UUID
@@ -14,9 +14,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
-from billing import books_export
+from billing import adjustments, books_export
 from billing.books_text import BooksAccount, BooksFormat, account_name
 from billing.credits import top_up
+from billing.lots import LotSource
 from billing.metrics import poster_metrics
 from billing.posting import Posting
 from billing.price_table import VersionPrices
@@ -28,8 +29,11 @@ from core.settings import Database
 from core.usage import TokenUsage
 from tests.factories import auditors
 from tests.factories import billing as make
+from tests.factories import lots as credit
 
 USD, CNY = Currency.USD, Currency.CNY
+NOW = datetime.now(UTC).replace(second=0, microsecond=0)
+SOON = NOW + timedelta(days=1)
 # What operators may write in a note, and what either language would take it for.
 NOTES = (
     "payment 4711; date:2020-01-01",
@@ -60,7 +64,23 @@ async def random_books(sessions: db.Sessions, seed: int) -> None:
                 actor="test",
                 note=chance.choice(NOTES),
             )
+        if chance.random() < 0.7:
+            given = f"0.{chance.randint(1, 10**12 // 20):012d}"
+            source = chance.choice([LotSource.PROMO, LotSource.GOODWILL])
+            await credit.give(sessions, tenant_id, given, NOW, source=source, expires_at=chance.choice([None, SOON]))
         await posting.post(_events(chance, tenants, prices))
+    await _undo(sessions, [tenant_id for tenant_id, _ in tenants[:3]])
+
+
+async def _undo(sessions: db.Sessions, tenant_ids: Sequence[UUID]) -> None:
+    """A grant that expires, and one that is reversed."""
+    for tenant_id in tenant_ids:
+        await credit.give(sessions, tenant_id, "0.000000000001", NOW, expires_at=SOON)
+        assert await credit.expire(sessions, tenant_id, SOON + timedelta(days=1)) > 0
+        given = await credit.give(sessions, tenant_id, "0.123456789012", NOW)
+        assert given.transaction_id is not None
+        async with db.transaction(sessions) as session:
+            await adjustments.reverse(session, tenant_id, given.transaction_id, credit.asked(NOW))
 
 
 def _events(
@@ -130,6 +150,8 @@ async def test_random_books_are_found_right_by_both(
     for kind in BooksFormat:
         path = await written(sessions, kind, tmp_path)
         assert objections(path) == "", path.read_text("utf-8")
+        kinds = set(re.findall(r"^2026-\S+ \* \W*(?:txn_\w+\) )?(\w+) ten_", path.read_text("utf-8"), re.MULTILINE))
+        assert kinds == {"top_up", "usage", "grant", "expiry", "reversal"}
         again = path.read_bytes()
         assert (await written(sessions, kind, tmp_path)).read_bytes() == again
     ours = await trial_balance(sessions)
