@@ -79,7 +79,7 @@ def adopt(spool_dir: Path, source: Path, *, posted_too: bool = False) -> SpoolSt
     partial.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     shutil.copytree(source, partial)
     if posted_too:
-        (partial / fmt.CHECKPOINT_NAME).unlink(missing_ok=True)
+        partial.joinpath(fmt.CHECKPOINT_NAME).unlink(missing_ok=True)
     partial.rename(target)
     return _state(target)
 
