@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Depends, Query
-from pydantic import AwareDatetime, Field, StringConstraints
+from pydantic import Field, StringConstraints
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.deps import Paging, Work, changed
@@ -237,8 +237,8 @@ def get_filter(
     name: Annotated[str, Query(max_length=120, description="A part of the name.")] = "",
     prefix: Annotated[str, Query(max_length=12)] = "",
     last4: Annotated[str, Query(max_length=4)] = "",
-    expiring_before: AwareDatetime | None = None,
-    unused_since: AwareDatetime | None = None,
+    expiring_before: Instant | None = None,
+    unused_since: Instant | None = None,
 ) -> KeyFilterIn:
     return KeyFilterIn(
         project_id=project_id,

@@ -1,7 +1,7 @@
 """What the resources of the control API share: strict shapes, errors, pages."""
 
 from collections.abc import Mapping
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
@@ -28,7 +28,10 @@ StatusName = Annotated[Status, Field(strict=False)]
 RoleName = Annotated[Role, Field(strict=False)]
 OperatorRoleName = Annotated[OperatorRole, Field(strict=False)]
 BillingModeName = Annotated[BillingMode, Field(strict=False)]
-Instant = Annotated[AwareDatetime, Field(strict=False)]
+# Postgres keeps years that Python cannot read back, and a row that nobody can read stops every gateway.
+Instant = Annotated[
+    AwareDatetime, Field(strict=False, ge=datetime(2000, 1, 1, tzinfo=UTC), lt=datetime(9000, 1, 1, tzinfo=UTC))
+]
 
 
 class Input(BaseModel):

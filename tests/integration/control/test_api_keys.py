@@ -11,7 +11,7 @@ from api.services import Services
 from core import db
 from core.ids import IdKind, format_id
 from core.settings import Settings
-from tenants import api_keys, projects
+from tenants import api_keys, principals, projects
 from tenants.key_types import KeyPolicy
 from tenants.types import KeyLimits, KeyOwner, Role, Scope
 from tests.factories.people import Visitor, member
@@ -236,3 +236,18 @@ async def test_the_peppers_are_shown_by_name(admin: Client, sessions: db.Session
         1,
     )
     assert pepper["name"] not in PEPPER.hex()
+
+
+@pytest.mark.parametrize("end", ["9999-12-31T23:59:59-23:59", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00+23:59"])
+async def test_an_end_in_a_year_that_cannot_be_read_back_is_refused(
+    anonymous: Client, sessions: db.Sessions, end: str
+) -> None:
+    """Postgres takes the year 10000; no gateway could load its keys any more."""
+    made = await customer(sessions)
+    dev = await member(sessions, made.tenant.id, Role.DEVELOPER)
+    client = anonymous.visited_by(dev)
+    key = (await _make(client, made)).json()["api_key"]
+    assert (await _make(client, made, expires_at=end)).status_code == 422
+    assert (await client.patch(f"{_tenant(made)}/keys/{key['id']}", {"expires_at": end})).status_code == 422
+    async with db.transaction(sessions) as session:
+        assert await principals.load_all(session)
