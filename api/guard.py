@@ -1,5 +1,6 @@
 """The control plane's door: every route authenticates and authorises by `api.permissions` before it reads a body."""
 
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,6 +29,7 @@ BODY_MAX_BYTES = 1_000_000
 COOKIE = "tidegate_session"
 CSRF_HEADER = "x-csrf-token"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # as JSON writes it; Postgres has no such text
 _OWN_PAGES = frozenset({"same-origin", "none"})  # of Sec-Fetch-Site: ours, or typed by the person
 _UNAUTHENTICATED_REFUSALS = frozenset({"KEY_REVOKED", "KEY_EXPIRED"})
 _REFUSALS = {
@@ -162,8 +164,16 @@ def check_origin(request: Request, services: Services) -> None:
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
     ours = urlsplit(services.settings.control.public_url).netloc or request.headers.get("host", "")
-    if (site is not None and site not in _OWN_PAGES) or (origin is not None and urlsplit(origin).netloc != ours):
+    if (site is not None and site not in _OWN_PAGES) or (origin is not None and _place(origin) != ours):
         raise _forbidden("This change was asked for by a page of another site.", "FOREIGN_ORIGIN")
+
+
+def _place(origin: str) -> str | None:
+    """The host and port of an origin; None for what is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _check_csrf(request: Request, services: Services, token: str) -> None:
@@ -286,6 +296,8 @@ async def _with_bounded_body(request: Request) -> Request:
         body += chunk
         if len(body) > BODY_MAX_BYTES:
             raise _too_large()
+    if b"%00" in request.scope["query_string"] or _NUL.search(body):
+        raise PlatformError("INVALID_REQUEST", ErrorKind.INVALID, "No text here may have the character U+0000.")
     message: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
 
     async def receive() -> Message:

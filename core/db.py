@@ -42,6 +42,7 @@ def create_engine(settings: Database) -> AsyncEngine:
         max_overflow=settings.pool_size,
         pool_timeout=5,
         pool_pre_ping=True,
+        hide_parameters=True,  # of what people sent, an error must not log a word
         connect_args={
             "connect_timeout": 3,
             "options": "-c statement_timeout=30000 -c lock_timeout=4000 -c TimeZone=UTC",

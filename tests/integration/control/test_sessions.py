@@ -63,6 +63,7 @@ async def test_a_session_does_operators_work_by_its_role(anonymous: Client, sess
         ({"x-csrf-token": "\u00e9"}, "CSRF_TOKEN_WRONG"),
         ({"origin": "https://evil.example"}, "FOREIGN_ORIGIN"),
         ({"origin": "null"}, "FOREIGN_ORIGIN"),
+        ({"origin": "http://[::1"}, "FOREIGN_ORIGIN"),
         ({"sec-fetch-site": "cross-site"}, "FOREIGN_ORIGIN"),
         ({"sec-fetch-site": "same-site"}, "FOREIGN_ORIGIN"),
     ],
@@ -74,6 +75,24 @@ async def test_a_forged_change_is_refused(
     encoded = {name: value.encode("latin-1") for name, value in headers.items()}
     answer = await client.post("/api/v1/admin/tenants", {"name": "forged", "currency": "USD"}, headers=encoded)
     assert (answer.status_code, answer.json()["code"]) == (403, code)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"email": "a\\u0000@b.de", "password": "x"}', 400),
+        (b'{"email": "a\\\\\\u0000@b.de", "password": "x"}', 400),  # a backslash, then the character
+        (b'{"email": "a\\\\u0000@b.de", "password": "x"}', 401),  # only looks like it
+    ],
+)
+async def test_text_that_postgres_cannot_hold_is_refused(anonymous: Client, body: bytes, status: int) -> None:
+    headers = {"content-type": "application/json"}
+    answer = await anonymous.call("POST", "/api/v1/auth/password", content=body, headers=headers)
+    assert answer.status_code == status, answer.text
+
+
+async def test_a_search_for_text_that_postgres_cannot_hold_is_refused(admin: Client) -> None:
+    assert (await admin.get("/api/v1/admin/people?q=a%00b&email=%00")).status_code == 400
 
 
 async def test_our_own_page_may_change_things(anonymous: Client, sessions: db.Sessions) -> None:
