@@ -204,6 +204,12 @@ def _require_right(request: Request, rule: Rule, rights: Rights) -> None:
         raise _forbidden(f"Your role does not allow this ({permission.value}).")
 
 
+def _require_owners_right(rule: Rule, rights: Rights) -> None:
+    """Raise forbidden to a key whose owner may not see so much of the tenant."""
+    if rule.permission is not None and not rights.allow(rule.permission):
+        raise _forbidden(f"The owner of this API key may not see this ({rule.permission.value}).")
+
+
 def _tenant_of(request: Request) -> UUID:
     return parse_id(IdKind.TENANT, request.path_params.get("tenant_id", ""))
 
@@ -226,11 +232,13 @@ async def _as_key(request: Request, services: Services, rule: Rule, key: str) ->
     scope = Scope.MANAGE if rule.caller is CallerKind.MEMBER else rule.scope
     if scope is not None and scope not in principal.scopes:
         raise _forbidden(f"This API key lacks the scope {scope.value}.", "SCOPE_MISSING")
-    if rule.caller is CallerKind.KEY:
-        return Caller(principal=principal)
+    find = api_keys.rights_to_read if rule.caller is CallerKind.KEY else api_keys.rights_of
     async with transaction(services.sessions) as session:
-        rights = await api_keys.rights_of(session, principal.tenant_id, principal.key_id)
-    _require_right(request, rule, rights if _tenant_of(request) == principal.tenant_id else Rights())
+        rights = await find(session, principal.tenant_id, principal.key_id)
+    if rule.caller is CallerKind.KEY:
+        _require_owners_right(rule, rights)
+    else:
+        _require_right(request, rule, rights if _tenant_of(request) == principal.tenant_id else Rights())
     return Caller(principal=principal, rights=rights)
 
 

@@ -41,9 +41,10 @@ class CallerKind(StrEnum):
 class Rule:
     """`action` names a change in the audit trail, empty for a read.
 
-    `scope` is what a key must have, `permission` what a member must hold, `operator` what an operator must. With
-    `in_any_project` a member needs the permission in one project of the tenant at least, and the route shows no more
-    than that; without it, in the project of the path, or where the path has none in the whole tenant.
+    `scope` is what a key must have, `permission` what a member must hold, or the owner of a key, `operator` what an
+    operator must. With `in_any_project` a member needs the permission in one project of the tenant at least, and the
+    route shows no more than that; without it, in the project of the path, or where the path has none in the whole
+    tenant.
     """
 
     caller: CallerKind
@@ -71,7 +72,8 @@ def _own(action: str = "") -> Rule:
 
 
 PUBLIC = Rule(CallerKind.PUBLIC)
-USAGE_READ = Rule(CallerKind.KEY, Scope.USAGE_READ)
+USAGE_READ = Rule(CallerKind.KEY, Scope.USAGE_READ, Permission.USAGE_READ)
+BALANCE_READ = Rule(CallerKind.KEY, Scope.USAGE_READ, Permission.BILLING_READ)
 
 RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
     {
@@ -289,9 +291,9 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("GET", f"{MY_TENANT}/limit-requests/{{limit_request_id}}"): _member(
             Permission.LIMIT_READ, in_any_project=True
         ),
-        ("GET", "/api/v1/balance"): USAGE_READ,
+        ("GET", "/api/v1/balance"): BALANCE_READ,
         ("GET", "/api/v1/usage"): USAGE_READ,
-        # any key reads the receipts of its own calls; with usage.read, all of the tenant's
+        # any key reads the receipts of its own calls; with usage.read, those that its owner may see
         ("GET", "/v1/generations/{generation_id}"): Rule(CallerKind.KEY),
     }
 )

@@ -20,7 +20,7 @@ from tenants.key_secrets import digest, mint, well_formed
 from tenants.key_types import BulkRevocation, KeyFilter, KeyPolicy
 from tenants.roles import Rights
 from tenants.tables import ApiKeyRow, ApiKeySecretRow
-from tenants.types import NO_OWNER, ApiKey, KeyLimits, KeyOwner, KeySecret, Scope, Status
+from tenants.types import NO_OWNER, ApiKey, KeyLimits, KeyOwner, KeySecret, Role, Scope, Status
 
 __all__ = ["digest", "mint", "well_formed"]
 
@@ -352,6 +352,14 @@ async def rights_of(session: AsyncSession, tenant_id: UUID, key_id: UUID) -> Rig
         account = await queries.service_account_role(session, tenant_id, row.owner_service_account_id)
         return Rights() if account is None else roles.rights_of([account])
     return Rights()
+
+
+async def rights_to_read(session: AsyncSession, tenant_id: UUID, key_id: UUID) -> Rights:
+    """Return what a key with the scope usage.read may see: what its owner may now, and without an owner all of it."""
+    row = await _row(session, tenant_id, key_id)
+    if row.owner_person_id is None and row.owner_service_account_id is None:
+        return Rights(frozenset({Role.FINANCE}))
+    return await rights_of(session, tenant_id, key_id)
 
 
 async def note_use(session: AsyncSession, tenant_id: UUID, key_id: UUID, now: datetime) -> None:

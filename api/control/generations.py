@@ -14,6 +14,7 @@ from billing import receipts
 from billing.receipts import Receipt
 from core.ids import IdKind, format_id
 from tenants.errors import not_found
+from tenants.roles import Permission, Rights
 from tenants.types import Principal, Scope
 
 router = APIRouter(route_class=GuardedRoute, tags=["your account"])
@@ -101,8 +102,10 @@ def _out(receipt: Receipt) -> ReceiptOut:
     )
 
 
-def _may_read(principal: Principal, receipt: Receipt) -> bool:
-    return Scope.USAGE_READ in principal.scopes or principal.key_id == receipt.key_id
+def _may_read(principal: Principal, rights: Rights, receipt: Receipt) -> bool:
+    if principal.key_id == receipt.key_id:
+        return True
+    return Scope.USAGE_READ in principal.scopes and rights.allow(Permission.USAGE_READ, receipt.project_id)
 
 
 @router.get(
@@ -122,7 +125,8 @@ async def get_generation(
 ) -> ReceiptOut | JSONResponse:
     """Answer 200 once it is in the books, 202 while it is on its way there.
 
-    A key without the scope `usage.read` reads the receipts of its own calls only.
+    A key without the scope `usage.read` reads the receipts of its own calls only, and one with it those of the projects
+    whose usage its owner may see.
     """
     principal = caller.principal
     tenant_id = caller.tenant_id
@@ -132,6 +136,6 @@ async def get_generation(
             pending = PendingOut(id=format_id(IdKind.GENERATION, generation_id))
             return JSONResponse(pending.model_dump(), 202, {"retry-after": str(PENDING_RETRY_S)})
         found = await receipts.receipt(session, tenant_id, generation_id)  # it may have been posted in between
-    if found is None or principal is None or not _may_read(principal, found):
+    if found is None or principal is None or not _may_read(principal, caller.rights, found):
         raise not_found(IdKind.GENERATION)
     return _out(found)

@@ -251,3 +251,21 @@ async def test_an_end_in_a_year_that_cannot_be_read_back_is_refused(
     assert (await client.patch(f"{_tenant(made)}/keys/{key['id']}", {"expires_at": end})).status_code == 422
     async with db.transaction(sessions) as session:
         assert await principals.load_all(session)
+
+
+async def test_a_key_that_reads_usage_sees_no_more_than_its_owner(anonymous: Client, sessions: db.Sessions) -> None:
+    made = await customer(sessions)
+    scopes = ["usage.read"]
+    seen = {}
+    for name, role, project_id in (
+        ("finance", Role.FINANCE, None),
+        ("developer", Role.DEVELOPER, None),
+        ("of one project", Role.DEVELOPER, made.project.id),
+    ):
+        owner = await member(sessions, made.tenant.id, role, project_id=project_id)
+        admin = anonymous.visited_by(await member(sessions, made.tenant.id, Role.ADMIN))
+        key = await _make(admin, made, scopes=scopes, owner_person_id=_person(owner))
+        assert key.status_code == 201, key.text
+        client = anonymous.acting_as(key.json()["secret"])
+        seen[name] = [(await client.get(f"/api/v1/{what}")).status_code != 403 for what in ("usage", "balance")]
+    assert seen == {"finance": [True, True], "developer": [True, False], "of one project": [False, False]}
