@@ -70,7 +70,7 @@ def parse_id(kind: IdKind, text: str) -> UUID:
         PlatformError: kind not_found, since an id of another shape names nothing.
     """
     prefix, _, digits = text.partition("_")
-    if prefix == kind.value and len(digits) == 32:
+    if prefix == kind.value and len(digits) == 32 and digits.isascii() and digits.isalnum():
         try:
             return UUID(hex=digits)
         except ValueError:
@@ -90,7 +90,7 @@ def parse_any_id(text: str) -> UUID:
         PlatformError: kind not_found, since an id of another shape names nothing.
     """
     digits = text.rpartition("_")[2]
-    if len(digits) == 32:
+    if len(digits) == 32 and digits.isascii() and digits.isalnum():
         try:
             return UUID(hex=digits)
         except ValueError:

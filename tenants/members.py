@@ -13,7 +13,7 @@ from tenants import people_queries as queries
 from tenants import projects
 from tenants.errors import not_found
 from tenants.people import person_of
-from tenants.roles import Rights, may_give, rights_of
+from tenants.roles import PERMISSIONS, Rights, may_give, rights_of
 from tenants.tables import MemberRow, PersonRow
 from tenants.types import Member, Person, Role, Status
 
@@ -104,7 +104,7 @@ async def change(
         tenant_id: whose member it is.
         member_id: which one.
         by: the rights of who does it: nobody gives, or takes from, more than they have.
-        now: the present; open invites of somebody suspended end with it.
+        now: the present; open invites of somebody suspended, or who may do less now, end with it.
         role: the new role.
         status: suspended or active.
 
@@ -130,7 +130,7 @@ async def change(
     if _owns(before) and not _owns(after):
         await _require_another_owner(session, tenant_id, before.person_id)
     await session.flush()
-    if after.status is Status.SUSPENDED:
+    if after.status is Status.SUSPENDED or not PERMISSIONS[before.role] <= PERMISSIONS[after.role]:
         await queries.revoke_invites_by(session, after.person_id, now, tenant_id)
     await record_config_change(session, "person", after.person_id)
     return before, after

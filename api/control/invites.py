@@ -1,6 +1,7 @@
 """Members: inviting people into their organisation; the invited: accepting."""
 
 from typing import Annotated, Any
+from uuid import UUID
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -16,7 +17,7 @@ from core.db import transaction
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id
 from core.pagination import page_of
-from tenants import invites, people, sign_in
+from tenants import api_keys, invites, people, sign_in
 from tenants.roles import Permission
 from tenants.types import Invite
 
@@ -66,6 +67,14 @@ def _inviter(visit: Visit) -> str:
     return "Somebody" if signed_in is None else signed_in.person.email
 
 
+async def _by(session: Session, visit: Visit) -> UUID | None:
+    """Return the person with whom the invite ends: who signed in, or the owner of the key that manages."""
+    principal = visit.caller.principal
+    if principal is None:
+        return visit.caller.person_id
+    return (await api_keys.get(session, principal.tenant_id, principal.key_id)).owner.person_id
+
+
 @router.get(f"{MY_TENANT}/invites", summary="List invites")
 async def list_invites(
     tenant_id: TenantId, session: ReadSession, caller: CurrentCaller, paging: CurrentPaging, visit: CurrentVisit
@@ -89,7 +98,6 @@ async def list_invites(
 @router.post(f"{MY_TENANT}/invites", status_code=201, summary="Invite somebody", responses=problems(409, 429))
 async def create_invite(tenant_id: TenantId, body: InviteIn, session: Session, visit: CurrentVisit) -> InviteOut:
     """Mail somebody a link, good once and for seven days, never with a role above your own."""
-    signed_in = visit.caller.signed_in
     invite = await invites.into_tenant(
         session,
         tenant_id,
@@ -97,7 +105,7 @@ async def create_invite(tenant_id: TenantId, body: InviteIn, session: Session, v
         role=body.role,
         project_id=project_in(body.project_id),
         by=visit.caller.rights,
-        invited_by=None if signed_in is None else signed_in.person.id,
+        invited_by=await _by(session, visit),
         inviter=_inviter(visit),
         post=post_of(visit.services),
         now=visit.now,

@@ -166,7 +166,7 @@ async def test_a_member_is_not_invited_again(acme: Customer, at_desk: Services, 
     assert (answer.status_code, answer.json()["code"]) == (409, "MEMBER_EXISTS")
 
 
-@pytest.mark.parametrize("how", ["removed", "suspended", "deleted"])
+@pytest.mark.parametrize("how", ["removed", "suspended", "demoted", "deleted", "removed, with a key"])
 async def test_whoever_is_out_leaves_no_open_invite_behind(
     acme: Customer, at_desk: Services, visit: Open, how: str, ada: Person
 ) -> None:
@@ -175,14 +175,24 @@ async def test_whoever_is_out_leaves_no_open_invite_behind(
     owner = visit()
     await owner.sign_in(ADA, PASSWORD)
     leaver = await _as(at_desk, visit(), acme, Role.ADMIN, "leaver@example.com")
-    await _invite(leaver, acme, EVE, "admin")
+    if how.endswith("key"):
+        made = await leaver.post(
+            _of(acme, f"projects/prj_{acme.project.id.hex}/keys"), {"name": "hr", "scopes": ["manage"]}
+        )
+        here = visit()
+        here.headers["authorization"] = f"Bearer {made.json()['secret']}"
+        assert (await _invite(here, acme, EVE, "admin")).status_code == 201
+    else:
+        await _invite(leaver, acme, EVE, "admin")
     token = token_in((await mails(at_desk, EVE))[0])
     items = (await owner.get(_of(acme, "members"))).json()["items"]
     found = next(one for one in items if one["email"] == "leaver@example.com")
-    if how == "removed":
+    if how.startswith("removed"):
         assert (await owner.delete(_of(acme, f"members/{found['id']}"))).status_code == 204
     elif how == "suspended":
         assert (await owner.patch(_of(acme, f"members/{found['id']}"), {"status": "suspended"})).status_code == 200
+    elif how == "demoted":
+        assert (await owner.patch(_of(acme, f"members/{found['id']}"), {"role": "viewer"})).status_code == 200
     else:
         assert (await leaver.post("/api/v1/me/delete", {"password": PASSWORD})).status_code == 204
     answer = await visit().post(f"{AUTH}/invites/accept", {"token": token, **NEW})
