@@ -65,15 +65,32 @@ def refusal(code: str) -> PlatformError:
 def older_digest(gateway: Gateway, key: str, digest: bytes) -> bytes:
     """Return the digest under which a key is known that is not by its current one, and have it stored anew.
 
+    Empty when it is not known, but may be new: `new_keys` looks for it.
+
     Raises:
-        PlatformError: 401, it is not known under any pepper.
+        PlatformError: 401, it is no key of ours.
     """
     for pepper in gateway.previous_peppers:
         older = credentials.digest(pepper, key)
         if older in gateway.directory.principals:
             gateway.rehash(older, digest)
             return older
-    raise missing_key(key)
+    if gateway.new_keys is None or not well_formed(key):
+        raise missing_key(key)
+    return b""
+
+
+async def new_digest(gateway: Gateway, key: str) -> bytes:
+    """Return the digest of a key that the follower has not brought yet.
+
+    Raises:
+        PlatformError: 401, there is no such key.
+    """
+    assert gateway.new_keys is not None  # noqa: S101 - `older_digest` asked
+    digest = credentials.digest(gateway.pepper, key)
+    if not await gateway.new_keys.find(key, digest):
+        raise missing_key(key)
+    return digest
 
 
 def missing_key(key: str) -> PlatformError:

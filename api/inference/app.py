@@ -22,6 +22,7 @@ from api.inference.directory import Directory
 from api.inference.ending import end_running as end_running_of
 from api.inference.gateway import Gateway
 from api.inference.metrics import Metrics
+from api.inference.new_keys import NewKeys
 from api.inference.protocol import InferenceProtocol
 from api.inference.readiness import Readiness
 from api.inference.refusals import RefusalWriter
@@ -127,6 +128,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
     peppers = peppers_of(settings.secrets)
     rehash = Rehash(sessions, peppers.ids[0], metrics)
     bearers = Bearers(directory, sessions, Clients(settings.oidc, clock), peppers.current)
+    new_keys = NewKeys(directory, sessions, peppers, clock)
     gateway = Gateway(
         loop=loop,
         settings=settings.gateway,
@@ -142,6 +144,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         metrics=metrics,
         log=AccessLog(_write_out, metrics.add),
         bearers=bearers,
+        new_keys=new_keys,
         previous_peppers=peppers.previous,
         rehash=rehash.note,
     )
@@ -155,6 +158,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         yield gateway, follower, work
     finally:
         await bearers.close()
+        await new_keys.close()
         await refusal_writer.close()
         await states.close()
         await admission.close()

@@ -110,7 +110,7 @@ class ColdApp:
             if gateway.bearers is not None and looks_signed(key):
                 found = await gateway.bearers.find(key, headers.get(PROJECT, b""))
             else:
-                found = access.older_digest(gateway, key, found)
+                found = access.older_digest(gateway, key, found) or await access.new_digest(gateway, key)
         return access.authenticate(gateway.directory, found, gateway.clock.now_us(), scope["client"][0])
 
     def _listed(self, path: str, principal: Principal) -> bytes:

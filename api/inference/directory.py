@@ -43,6 +43,8 @@ class Directory:
         self.prices: Prices | None = None
         self.credentials: dict[UUID, str] = {}  # deployment → upstream credential, opened
         self.revision = -1
+        self.news = 0  # how often changes were begun to be applied
+        self.following = False  # changes are being applied
         self.loaded = False
         self.fresh_at = 0.0  # monotonic time of the last successful look at Postgres
         self.offers: dict[tuple[int, str, Tier | None, str], Offer] = {}  # by key id, as a number: quick to hash

@@ -13,6 +13,7 @@ from api.inference.bearers import Bearers
 from api.inference.directory import Directory
 from api.inference.limits import SeenLimits
 from api.inference.metrics import Metrics
+from api.inference.new_keys import NewKeys
 from api.inference.ports import Admission, Spool, States
 from api.inference.refusals import Refusals
 from api.inference.request import Call
@@ -101,6 +102,7 @@ class Gateway:
     log: AccessLog
     cold_app: Any = None  # ASGI
     bearers: Bearers | None = None  # OIDC tokens; None: none is taken
+    new_keys: NewKeys | None = None  # looks for keys that the follower has not brought yet; None: nobody looks
     inspectors: Mapping[UUID, Inspector] = field(default_factory=dict)  # by project; none is the usual case
     connections: set[Any] = field(default_factory=set)
     relays: set[Any] = field(default_factory=set)

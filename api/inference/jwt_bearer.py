@@ -1,10 +1,11 @@
-"""OIDC tokens as bearer: the other credential beside API keys, looked at only where no key is found."""
+"""Credentials that no map has: OIDC tokens, the other kind beside API keys, and keys made a moment ago."""
 
 from typing import Protocol
 
 import structlog
 
 from api.inference import errors, wire
+from api.inference.access import new_digest
 from api.inference.bearers import Bearers
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Request
@@ -44,12 +45,14 @@ def begin(bearers: Bearers, request: Request, token: str, body_max: int) -> Requ
 
 
 async def serve_new(gateway: Gateway, request: Request, client: Caller) -> None:
-    """`serve`, for a token whose key or person is new here."""
+    """`serve`, for a token whose key or person is new here, and for an API key that is."""
     bearers = gateway.bearers
-    assert bearers is not None  # noqa: S101 - else `begin` had not been called
     try:
         token = wire.bearer(request.head).decode("latin-1")
-        request.digest = await bearers.find(token, request.head.noted.get(PROJECT, b""))
+        if bearers is not None and looks_signed(token):
+            request.digest = await bearers.find(token, request.head.noted.get(PROJECT, b""))
+        else:
+            request.digest = await new_digest(gateway, token)
     except PlatformError as error:
         client.refuse_cold(error)
         return

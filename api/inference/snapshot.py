@@ -133,7 +133,12 @@ class Follower:
             changes = await queries.changes_after(connection, directory.revision)
         seen = self._clock.monotonic()
         if changes:
-            await self._apply([change[:3] for change in changes])
+            directory.news += 1
+            directory.following = True
+            try:
+                await self._apply([change[:3] for change in changes])
+            finally:
+                directory.following = False
             took_s = self._clock.monotonic() - seen
             for *_, age_s in changes:
                 self._metrics.obeyed(age_s + took_s)
