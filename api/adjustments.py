@@ -2,15 +2,19 @@
 
 from datetime import datetime
 from typing import Annotated, Literal
+from uuid import UUID
 
 from pydantic import Field
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.schemas import CurrencyCode, Input, Instant, Output, PositiveAmount, TierName
+from billing import lots
 from billing.adjustments import Adjustment
 from billing.lots import Grant, Lot, LotSource
 from core.ids import IdKind, format_id, parse_id
 from core.money import format_pico, parse_pico
 from core.tiers import Tier
+from tenants import tenants
 
 Why = Annotated[
     str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]*$", description="Why; it stands in the statement.")
@@ -130,3 +134,9 @@ def lot_shown(lot: Lot) -> LotOut:
         models=[format_id(IdKind.MODEL, model) for model in lot.models],
         tiers=[tier.name.lower() for tier in lot.tiers],
     )
+
+
+async def lots_of(session: AsyncSession, tenant_id: UUID) -> LotsOut:
+    tenant = await tenants.get(session, tenant_id)
+    found = await lots.all_of(session, tenant_id)
+    return LotsOut(currency=tenant.currency.value, items=[lot_shown(lot) for lot in found])

@@ -13,6 +13,7 @@ FIRST_DAY = date(2024, 1, 1).toordinal()  # as in ensure_usage_partition
 EPOCH_DAY = date(1970, 1, 1).toordinal()
 DAYS_AHEAD_MAX = 2
 MS_PER_DAY = 86_400_000
+US_PER_DAY = 86_400_000_000
 BIGINT_MAX = 2**63 - 1
 TEXT_MAX_CHARS = 1000
 LAST_US = 253_402_300_799_999_999  # the end of the year 9999
@@ -21,6 +22,17 @@ LAST_US = 253_402_300_799_999_999  # the end of the year 9999
 def day_number(event_id: UUID) -> int:
     """Return the day of a UUIDv7 (proleptic ordinal, UTC): the partition of its event, whatever clock read it later."""
     return (event_id.int >> 80) // MS_PER_DAY + EPOCH_DAY
+
+
+@lru_cache(maxsize=256)
+def _month_of_day(day: int) -> int:
+    at = date.fromordinal(EPOCH_DAY + day)
+    return at.year * 12 + at.month
+
+
+def month_number(us: int) -> int:
+    """Return a number that all instants of one month (UTC) share."""
+    return _month_of_day(us // US_PER_DAY)
 
 
 def day_in_range(day: int, today: int) -> bool:

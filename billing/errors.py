@@ -1,5 +1,6 @@
 """This package's errors."""
 
+from datetime import date
 from uuid import UUID
 
 from core.errors import ErrorKind, PlatformError
@@ -106,3 +107,17 @@ def second_person_needed() -> PlatformError:
 
 def adjustment_decided(state: str) -> PlatformError:
     return PlatformError("ADJUSTMENT_DECIDED", ErrorKind.CONFLICT, f"This adjustment is {state} already.")
+
+
+def period_not_over() -> PlatformError:
+    return PlatformError("PERIOD_NOT_OVER", ErrorKind.CONFLICT, "A month is closed when it is over (UTC).")
+
+
+def period_order(wanted: date) -> PlatformError:
+    return PlatformError(
+        "PERIOD_ORDER", ErrorKind.CONFLICT, f"Months close one after the other; the next one is {wanted:%Y-%m}."
+    )
+
+
+def invalid_range(message: str) -> PlatformError:
+    return PlatformError("INVALID_RANGE", ErrorKind.INVALID, message, param="start")

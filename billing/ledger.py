@@ -155,4 +155,4 @@ async def post(session: AsyncSession, transactions: Sequence[Transaction]) -> No
             moves.setdefault(transfer.debit, [0, 0])[0] += transfer.amount
             moves.setdefault(transfer.credit, [0, 0])[1] += transfer.amount
     await posting_queries.move_balances(session, moves)
-    await posting_queries.raise_versions(session, {transaction.tenant_id for transaction in transactions})
+    await posting_queries.raise_versions(session, [transaction.tenant_id for transaction in transactions])

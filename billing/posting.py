@@ -102,10 +102,9 @@ class Posting:
                 )
                 for event in events
             ]
-            transactions = {tenant: new_uuid() for tenant in profiles}
-            names = {tenant: one.hex for tenant, one in transactions.items()}
+            names: dict[tuple[UUID, int], str] = {}  # a transaction per tenant and month of admission
             lines = "".join(
-                assess.copy_line(event, names[event.tenant_id])
+                assess.copy_line(event, _name(names, event.tenant_id, assess.month_number(event.admitted_at_us)))
                 for event, objected in zip(events, objections, strict=True)
                 if not objected
             )
@@ -167,6 +166,13 @@ class Posting:
             version = await price_book.load_version(session, version_id)
             if version is not None:
                 self._prices[version_id] = version
+
+
+def _name(names: dict[tuple[UUID, int], str], tenant_id: UUID, month: int) -> str:
+    found = names.get((tenant_id, month))
+    if found is None:
+        found = names[tenant_id, month] = new_uuid().hex
+    return found
 
 
 def _by_transaction(rows: Sequence[Row[Any]]) -> dict[tuple[UUID, UUID], list[Row[Any]]]:

@@ -131,9 +131,11 @@ async def move_balances(session: AsyncSession, moves: Mapping[UUID, Sequence[int
 
 
 async def raise_versions(session: AsyncSession, tenant_ids: Iterable[UUID]) -> None:
+    """Raise each tenant's version by as often as it is named: once per transaction."""
     statement = """
-        UPDATE billing_profile SET version = version + 1
-        WHERE tenant_id = ANY(CAST(string_to_array(:tenants, ',') AS uuid[]))
+        UPDATE billing_profile p SET version = p.version + t.n
+        FROM (SELECT CAST(id AS uuid) AS id, count(*) AS n FROM string_to_table(:tenants, ',') AS id GROUP BY 1) t
+        WHERE p.tenant_id = t.id
     """
     await session.execute(text(statement), {"tenants": _joined(tenant.hex for tenant in tenant_ids)})
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import budgets, credit_figures, lots, posting, queries, verify
+from billing import budgets, credit_figures, lots, posting, queries, seals, verify
 from core import outbox
 from core.db import transaction
 from core.logging import get_logger
@@ -15,6 +15,7 @@ from core.tasks import Job, Periodic, Task, TaskContext
 from tenants import api_keys
 
 REFRESH_CREDIT = "billing.refresh_credit"
+SEALS_MAX = 100  # of one run
 KEY_USE_WINDOW = timedelta(hours=1)
 
 log = get_logger(__name__)
@@ -27,10 +28,23 @@ class LedgerWrongError(Exception):
 async def verify_ledger(context: TaskContext) -> None:
     """Add the books up again; a wrong row is an error in the log and a failed task in the figures."""
     async with transaction(context.sessions) as session:
-        finding = await verify.verify(session)
+        finding = await verify.verify(session, seals.load_anchor(context.settings.home))
     if finding is not None:
         log.error("ledger.found_wrong", table=finding.table, row=finding.row, problem=finding.problem)
         raise LedgerWrongError(f"{finding.table} {finding.row}")
+
+
+async def seal_ledger(context: TaskContext) -> None:
+    """Seal what was posted since, and anchor the newest seal in the log and on this disk."""
+    for _ in range(SEALS_MAX):
+        async with transaction(context.sessions) as session:
+            count = await seals.seal(session)
+            newest = await seals.head(session)
+        if count:
+            seals.save_anchor(context.settings.home, newest)
+            log.info("ledger.head_anchored", seq=newest.seq, hash=newest.hash.hex(), transactions=count)
+        if count < seals.SEAL_MAX:
+            return
 
 
 async def ensure_partitions(context: TaskContext) -> None:
@@ -79,6 +93,7 @@ async def _refresh_credit(context: TaskContext, _session: AsyncSession, argument
 
 TASKS: tuple[Task, ...] = (
     Periodic("billing.verify_ledger", verify_ledger, every_s=3600, timeout_s=1800),
+    Periodic("billing.seal_ledger", seal_ledger, every_s=300),
     Periodic("billing.ensure_partitions", ensure_partitions, every_s=3600),
     Periodic("billing.note_key_use", note_key_use, every_s=300),
     Periodic("billing.expire_credit", expire_credit, every_s=60, timeout_s=50),

@@ -9,8 +9,9 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import verify_queries
+from billing import periods, seals, verify_queries
 from billing.price_table import VersionPrices, content_sha256
+from billing.seals import SealHead
 from billing.spool_format import decode
 from billing.types import PriceSchedule
 from core.db import create_engine, create_sessions, transaction
@@ -27,14 +28,18 @@ class Finding(msgspec.Struct, frozen=True):
     problem: str
 
 
-async def verify(session: AsyncSession) -> Finding | None:
+async def verify(session: AsyncSession, anchor: SealHead | None = None) -> Finding | None:
     """Return the first wrong row, or None when all is right. Takes the transaction for itself, from its beginning.
 
-    Price versions against their hashes; every event rated again; transfers against accounts, kinds and what was asked
+    Transactions against their seals, and these against the anchor; closed months; then price versions against their
+    hashes; every event rated again; transfers against accounts, kinds and what was asked
     for; balances against transfers and bounds; debits against credits; events against transfers and rollups;
     quarantined events against what the gateway wrote; as many transactions as each tenant had.
     """
     await verify_queries.freeze(session)
+    altered = await _sealed(session, anchor)
+    if altered is not None:
+        return altered
     finding, prices = await _price_versions(session)
     if finding is not None:
         return finding
@@ -46,6 +51,17 @@ async def verify(session: AsyncSession) -> Finding | None:
         if wrong is not None:
             return Finding(check, wrong.row, wrong.problem)
     return await _quarantine(session)
+
+
+async def _sealed(session: AsyncSession, anchor: SealHead | None) -> Finding | None:
+    """Seals and closed months: what was right once must still be the same."""
+    broken = await seals.first_broken(session, anchor)
+    if broken is not None:
+        return Finding("ledger_seal", broken.row, broken.problem)
+    changed = await periods.first_changed(session)
+    if changed is not None:
+        return Finding("ledger_period", f"{changed.month:%Y-%m}", "its trial balance is not what it was when it closed")
+    return None
 
 
 async def _price_versions(session: AsyncSession) -> tuple[Finding | None, dict[UUID, VersionPrices]]:
@@ -95,7 +111,7 @@ def main(settings: Settings, say: Callable[[str], None] = _to_stdout) -> int:
         engine = create_engine(settings.database)
         try:
             async with transaction(create_sessions(engine)) as session:
-                return await verify(session), await verify_queries.counts(session)
+                return await verify(session, seals.load_anchor(settings.home)), await verify_queries.counts(session)
         finally:
             await engine.dispose()
 

@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -127,6 +127,53 @@ def _add_ledger(commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
     export.add_argument("--until", type=_day, metavar="DATE", help="only what was booked before this day (UTC)")
     export.add_argument("--output", type=Path, metavar="FILE", help="where to (default: standard output)")
     export.set_defaults(command=_ledger_export)
+    _add_ledger_close(actions, home)
+
+
+def _add_ledger_close(
+    actions: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser
+) -> None:
+    balance = actions.add_parser("trial-balance", parents=[home], help="print debits and credits by kind of account")
+    balance.add_argument("--month", type=_month, metavar="MONTH", help="up to the end of this month, e.g. 2026-10")
+    balance.set_defaults(command=_ledger("trial_balance", "month"))
+    compare = actions.add_parser(
+        "reconcile",
+        parents=[home],
+        help="compare events, rollups, ledger and the credit figures in Valkey",
+        description="Compare what events, rollups and the ledger say was billed, to the pico, and the credit figures "
+        "in Valkey with the ledger. Ends with 1 and names every tenant that differs.",
+    )
+    compare.set_defaults(command=_ledger("compare"))
+    seal = actions.add_parser("seal", parents=[home], help="seal what no seal covers yet, and print the head")
+    seal.set_defaults(command=_ledger("seal"))
+    close = actions.add_parser("close", parents=[home], help="close a month for good")
+    close.add_argument("month", type=_month, metavar="MONTH", help="a month that is over (UTC), e.g. 2026-10")
+    close.set_defaults(command=_ledger("close", "month"))
+    write_off = actions.add_parser(
+        "write-off",
+        parents=[home],
+        help="give back what is held for a gateway that never returns",
+        description="Give back the money held for requests of a gateway whose spool is lost for good. Usage of theirs "
+        "that turns up later is billed all the same.",
+    )
+    write_off.add_argument("replica", help="its id, as in `tidegate spool list`")
+    write_off.set_defaults(command=_ledger("write_off", "replica"))
+
+
+def _month(text: str) -> date:
+    from cli.ledger import month_of
+
+    return month_of(text)
+
+
+def _ledger(action: str, *names: str) -> Callable[[argparse.Namespace], int]:
+    def run(options: argparse.Namespace) -> int:
+        from cli import ledger
+
+        done: int = getattr(ledger, action)(options.home, *(getattr(options, name) for name in names))
+        return done
+
+    return run
 
 
 def _add_audit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser) -> None:

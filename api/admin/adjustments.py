@@ -11,15 +11,16 @@ from api.adjustments import (
     GrantIn,
     LotsOut,
     ReversalIn,
-    lot_shown,
+    lots_of,
     shown,
 )
 from api.admin.credits import IdempotencyKey
 from api.deps import AdjustmentId, CurrentPaging, CurrentWork, ReadSession, TenantId, TransactionId, Work
 from api.guard import GuardedRoute
+from api.money import ENTRIES_DEFAULT, From, Offset, PageSize, StatementOut, Until, statement_of
 from api.permissions import ADJUSTMENT, ADMIN, TENANT
 from api.schemas import problems
-from billing import adjustments, credit_figures, lots
+from billing import adjustments, credit_figures
 from billing.adjustments import Adjustment, Asked
 from billing.tasks import ask_refresh
 from core.errors import ErrorKind, PlatformError
@@ -127,6 +128,17 @@ async def list_adjustments(
 
 @router.get(f"{TENANT}/credit-lots", summary="List a tenant's credit lots")
 async def list_credit_lots(tenant_id: TenantId, session: ReadSession) -> LotsOut:
-    tenant = await tenants.get(session, tenant_id)
-    found = await lots.all_of(session, tenant_id)
-    return LotsOut(currency=tenant.currency.value, items=[lot_shown(lot) for lot in found])
+    return await lots_of(session, tenant_id)
+
+
+@router.get(f"{TENANT}/statement", summary="Read a tenant's statement of account", responses=problems(400))
+async def get_tenant_statement(
+    *,
+    tenant_id: TenantId,
+    session: ReadSession,
+    start: From,
+    end: Until,
+    offset: Offset = 0,
+    limit: PageSize = ENTRIES_DEFAULT,
+) -> StatementOut:
+    return await statement_of(session, tenant_id, (start, end), (offset, limit))

@@ -4,10 +4,22 @@ from datetime import datetime
 
 from fastapi import APIRouter
 
+from api.adjustments import LotsOut, lots_of
 from api.billing_profiles import BillingProfileIn, BillingProfileOut, CloseIn, shown
 from api.deps import CurrentAct, CurrentServices, ReadSession, Session, TenantId, changed
 from api.guard import GuardedRoute
-from api.money import Day, balance_of, usage_of
+from api.money import (
+    ENTRIES_DEFAULT,
+    Day,
+    From,
+    Offset,
+    PageSize,
+    StatementOut,
+    Until,
+    balance_of,
+    statement_of,
+    usage_of,
+)
 from api.permissions import MY_TENANT
 from api.schemas import BalanceOut, BillingModeName, CurrencyCode, Input, Name, Output, StatusName, UsageOut, problems
 from core.ids import IdKind, format_id
@@ -63,6 +75,24 @@ async def update_my_tenant(tenant_id: TenantId, body: MyTenantChange, session: S
 @router.get(f"{MY_TENANT}/balance", summary="Read your organisation's balance")
 async def get_my_balance(tenant_id: TenantId, session: ReadSession) -> BalanceOut:
     return await balance_of(session, tenant_id)
+
+
+@router.get(f"{MY_TENANT}/credit-lots", summary="List your organisation's credit lots")
+async def list_my_credit_lots(tenant_id: TenantId, session: ReadSession) -> LotsOut:
+    return await lots_of(session, tenant_id)
+
+
+@router.get(f"{MY_TENANT}/statement", summary="Read your organisation's statement of account", responses=problems(400))
+async def get_my_statement(
+    *,
+    tenant_id: TenantId,
+    session: ReadSession,
+    start: From,
+    end: Until,
+    offset: Offset = 0,
+    limit: PageSize = ENTRIES_DEFAULT,
+) -> StatementOut:
+    return await statement_of(session, tenant_id, (start, end), (offset, limit))
 
 
 @router.get(f"{MY_TENANT}/usage", summary="Read your organisation's usage by day and model", responses=problems(400))

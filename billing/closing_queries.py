@@ -1,0 +1,164 @@
+"""Queries of trial balances, periods, seals and statements. What a tenant owns takes `tenant_id` first."""
+
+from collections.abc import Sequence
+from datetime import date, datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+_PERIOD_LOCK = 7481206  # as in book_in_open_period
+_SEAL_LOCK = 7481207
+
+
+async def lock_periods(session: AsyncSession) -> None:
+    """Wait until every transaction that is being booked is in, and let none begin until the end of this one."""
+    await session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _PERIOD_LOCK})
+
+
+async def lock_seals(session: AsyncSession) -> None:
+    await session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _SEAL_LOCK})
+
+
+async def periods(session: AsyncSession) -> Sequence[Row[Any]]:
+    """Return the months that are being closed or are closed, oldest first."""
+    return (await session.execute(text("SELECT * FROM ledger_period ORDER BY month"))).all()
+
+
+async def insert_period(session: AsyncSession, month: date, now: datetime) -> None:
+    statement = "INSERT INTO ledger_period (month, begun_at) VALUES (:month, :now)"
+    await session.execute(text(statement), {"month": month, "now": now})
+
+
+async def close_period(session: AsyncSession, month: date, now: datetime, sha256: bytes) -> None:
+    statement = """
+        UPDATE ledger_period SET state = 'closed', closed_at = :now, trial_balance_sha256 = :sha WHERE month = :month
+    """
+    await session.execute(text(statement), {"month": month, "now": now, "sha": sha256})
+
+
+async def trial_balance(session: AsyncSession, until: date | None) -> Sequence[Row[Any]]:
+    """Return every account that moved, with its debits and credits up to the end of that month; None: of all."""
+    statement = """
+        SELECT a.id, a.code, a.currency, a.tenant_id, sum(s.debit) AS debit, sum(s.credit) AS credit FROM (
+            SELECT x.period, t.debit_account AS account, t.amount AS debit, 0 AS credit
+            FROM ledger_transfer t JOIN ledger_tx x ON x.id = t.tx_id
+            UNION ALL
+            SELECT x.period, t.credit_account, 0, t.amount FROM ledger_transfer t JOIN ledger_tx x ON x.id = t.tx_id
+        ) s JOIN ledger_account a ON a.id = s.account
+        WHERE CAST(:until AS date) IS NULL OR s.period <= :until GROUP BY a.id ORDER BY a.id
+    """
+    return (await session.execute(text(statement), {"until": until})).all()
+
+
+async def sums(session: AsyncSession) -> Sequence[Row[Any]]:
+    """Return per tenant what events, rollups and the ledger say was billed; reversed usage counts as billed."""
+    statement = """
+        SELECT p.tenant_id, coalesce(e.amount, 0) AS events, coalesce(r.amount, 0) AS rollups,
+               coalesce(l.amount, 0) AS ledger
+        FROM billing_profile p
+        LEFT JOIN (SELECT tenant_id, sum(amount_pico) AS amount FROM usage_event GROUP BY 1) e USING (tenant_id)
+        LEFT JOIN (SELECT tenant_id, sum(amount_pico) AS amount FROM usage_rollup GROUP BY 1) r USING (tenant_id)
+        LEFT JOIN (SELECT x.tenant_id, sum(t.amount) AS amount FROM ledger_tx x JOIN ledger_transfer t ON t.tx_id = x.id
+                   JOIN ledger_account a ON a.id = t.credit_account AND a.code = 'revenue.usage'
+                   WHERE x.kind = 'usage' GROUP BY 1) l USING (tenant_id)
+        ORDER BY p.tenant_id
+    """
+    return (await session.execute(text(statement))).all()
+
+
+# Seals: all fields of a transaction and of its transfers, in one row of text.
+_FACTS = """
+    SELECT x.id, json_build_array(
+        x.id, x.tenant_id, x.kind, x.idempotency_key, encode(x.body_sha256, 'hex'), x.actor, x.note, x.reverses_tx,
+        to_char(x.effective_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'),
+        to_char(x.booked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), x.period,
+        (SELECT json_agg(json_build_array(t.seq, t.debit_account, d.code, d.tenant_id, t.credit_account, c.code,
+                                          c.tenant_id, t.currency, t.amount::text) ORDER BY t.seq)
+         FROM ledger_transfer t JOIN ledger_account d ON d.id = t.debit_account
+         JOIN ledger_account c ON c.id = t.credit_account WHERE t.tx_id = x.id))::text AS facts
+    FROM ledger_tx x
+"""
+
+
+async def unsealed(session: AsyncSession, limit: int) -> Sequence[Row[Any]]:
+    """Return transactions that no seal covers, in the order of their ids, with all their facts."""
+    statement = f"""
+        {_FACTS} WHERE NOT EXISTS (SELECT FROM ledger_leaf f WHERE f.tx_id = x.id) ORDER BY x.id LIMIT :limit
+    """
+    return (await session.execute(text(statement), {"limit": limit})).all()
+
+
+async def last_seal(session: AsyncSession) -> Row[Any] | None:
+    return (await session.execute(text("SELECT * FROM ledger_seal ORDER BY seq DESC LIMIT 1"))).one_or_none()
+
+
+async def seal_after(session: AsyncSession, seq: int) -> Row[Any] | None:
+    """Return the next seal."""
+    statement = "SELECT * FROM ledger_seal WHERE seq > :seq ORDER BY seq LIMIT 1"
+    return (await session.execute(text(statement), {"seq": seq})).one_or_none()
+
+
+async def leaves(session: AsyncSession, seal_seq: int) -> Sequence[Row[Any]]:
+    """Return a seal's leaves in their order, with the facts as they are now; None where the transaction is gone."""
+    statement = f"""
+        SELECT f.place, f.tx_id, f.hash, x.facts FROM ledger_leaf f LEFT JOIN ({_FACTS}) x ON x.id = f.tx_id
+        WHERE f.seal_seq = :seq ORDER BY f.place
+    """  # noqa: S608 - built of constants
+    return (await session.execute(text(statement), {"seq": seal_seq})).all()
+
+
+async def insert_seal(session: AsyncSession, seq: int, count: int, *, root: bytes, prev: bytes, sha256: bytes) -> None:
+    statement = """
+        INSERT INTO ledger_seal (seq, transactions, merkle_root, prev_hash, hash) VALUES (:seq, :n, :root, :prev, :hash)
+    """
+    values = {"seq": seq, "n": count, "root": root, "prev": prev, "hash": sha256}
+    await session.execute(text(statement), values)
+
+
+async def insert_leaves(session: AsyncSession, seal_seq: int, leaves: Sequence[tuple[UUID, bytes]]) -> None:
+    statement = "INSERT INTO ledger_leaf (seal_seq, place, tx_id, hash) VALUES (:seq, :place, :tx, :hash)"
+    rows = [{"seq": seal_seq, "place": place, "tx": tx_id, "hash": leaf} for place, (tx_id, leaf) in enumerate(leaves)]
+    await session.execute(text(statement), rows)
+
+
+# Statements
+
+
+_OWN = """
+    WITH own AS (
+        SELECT account_id FROM credit_lot WHERE tenant_id = :tenant
+        UNION SELECT unbilled_account FROM billing_profile WHERE tenant_id = :tenant AND unbilled_account IS NOT NULL
+    ), moved AS (
+        SELECT x.id, x.kind, x.note, x.booked_at, (
+            SELECT coalesce(sum(CASE WHEN t.credit_account IN (SELECT account_id FROM own) THEN t.amount ELSE 0 END
+                              - CASE WHEN t.debit_account IN (SELECT account_id FROM own) THEN t.amount ELSE 0 END), 0)
+            FROM ledger_transfer t WHERE t.tx_id = x.id) AS change
+        FROM ledger_tx x WHERE x.tenant_id = :tenant AND x.booked_at < :until
+    )
+"""
+
+
+async def balance_before(session: AsyncSession, tenant_id: UUID, until: datetime) -> int:
+    """Return credit less what is unbilled, by what was booked before that instant. Pico."""
+    statement = f"{_OWN} SELECT coalesce(sum(change), 0) FROM moved"  # noqa: S608 - built of constants
+    return int((await session.execute(text(statement), {"tenant": tenant_id, "until": until})).scalar_one())
+
+
+async def statement_rows(
+    session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime, *, offset: int, limit: int
+) -> Sequence[Row[Any]]:
+    """Return entries with the sum of changes up to and with each: usage one per UTC day, all else by itself."""
+    statement = f"""
+        {_OWN}, entry AS (
+            SELECT CASE WHEN kind = 'usage' THEN date_trunc('day', booked_at, 'UTC') ELSE booked_at END AS at, kind,
+                   CASE WHEN kind = 'usage' THEN NULL ELSE id END AS tx_id, min(note) AS note, sum(change) AS change,
+                   count(*) AS transactions
+            FROM moved WHERE booked_at >= :since GROUP BY 1, 2, 3
+        )
+        SELECT *, sum(change) OVER (ORDER BY at, tx_id NULLS FIRST, kind) AS total
+        FROM entry ORDER BY at, tx_id NULLS FIRST, kind OFFSET :offset LIMIT :limit
+    """  # noqa: S608 - built of constants
+    values = {"tenant": tenant_id, "since": since, "until": until, "offset": offset, "limit": limit}
+    return (await session.execute(text(statement), values)).all()
