@@ -26,8 +26,14 @@ ENTRIES_DEFAULT = LIMIT_DEFAULT
 
 FIRST_DAY = date(2020, 1, 1)
 LAST_DAY = date(2999, 12, 31)
-From = Annotated[datetime, Query(description="From this instant, included.", examples=["2026-11-01T00:00:00Z"])]
-Until = Annotated[datetime, Query(description="Until this instant, not included.", examples=["2026-12-01T00:00:00Z"])]
+From = Annotated[
+    datetime | None,
+    Query(description="From this instant, included; by default 30 days.", examples=["2026-11-01T00:00:00Z"]),
+]
+Until = Annotated[
+    datetime | None,
+    Query(description="Until this instant, not included; by default now.", examples=["2026-12-01T00:00:00Z"]),
+]
 Offset = Annotated[int, Query(ge=0, le=1_000_000, description="`next_offset` of the page before.")]
 PageSize = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="Most entries to return.")]
 Day = Annotated[
@@ -95,13 +101,19 @@ class StatementOut(Output):
 
 
 async def statement_of(
-    session: AsyncSession, tenant_id: UUID, span: tuple[datetime, datetime], page: tuple[int, int]
+    session: AsyncSession,
+    tenant_id: UUID,
+    span: tuple[datetime | None, datetime | None],
+    page: tuple[int, int],
+    clock: Clock,
 ) -> StatementOut:
     """Return a tenant's statement from and until these instants; `page` is offset and size."""
     tenant = await tenants.get(session, tenant_id)
-    if any(at.tzinfo is None for at in span):
+    until = span[1] or clock.now()
+    since = span[0] or until - timedelta(days=DAYS_DEFAULT)
+    if since.tzinfo is None or until.tzinfo is None:
         raise PlatformError("INVALID_RANGE", ErrorKind.INVALID, "Give instants with their zone.", param="start")
-    found = await statement(session, tenant_id, *span, offset=page[0], limit=page[1])
+    found = await statement(session, tenant_id, since, until, offset=page[0], limit=page[1])
     return StatementOut(
         currency=tenant.currency.value,
         opening=format_pico(found.opening_pico),

@@ -15,7 +15,16 @@ from api.adjustments import (
     shown,
 )
 from api.admin.credits import IdempotencyKey
-from api.deps import AdjustmentId, CurrentPaging, CurrentWork, ReadSession, TenantId, TransactionId, Work
+from api.deps import (
+    AdjustmentId,
+    CurrentPaging,
+    CurrentServices,
+    CurrentWork,
+    ReadSession,
+    TenantId,
+    TransactionId,
+    Work,
+)
 from api.guard import GuardedRoute
 from api.money import ENTRIES_DEFAULT, From, Offset, PageSize, StatementOut, Until, statement_of
 from api.permissions import ADJUSTMENT, ADMIN, TENANT
@@ -136,9 +145,10 @@ async def get_tenant_statement(
     *,
     tenant_id: TenantId,
     session: ReadSession,
-    start: From,
-    end: Until,
+    services: CurrentServices,
+    start: From = None,
+    end: Until = None,
     offset: Offset = 0,
     limit: PageSize = ENTRIES_DEFAULT,
 ) -> StatementOut:
-    return await statement_of(session, tenant_id, (start, end), (offset, limit))
+    return await statement_of(session, tenant_id, (start, end), (offset, limit), services.clock)

@@ -87,12 +87,13 @@ async def get_my_statement(
     *,
     tenant_id: TenantId,
     session: ReadSession,
-    start: From,
-    end: Until,
+    services: CurrentServices,
+    start: From = None,
+    end: Until = None,
     offset: Offset = 0,
     limit: PageSize = ENTRIES_DEFAULT,
 ) -> StatementOut:
-    return await statement_of(session, tenant_id, (start, end), (offset, limit))
+    return await statement_of(session, tenant_id, (start, end), (offset, limit), services.clock)
 
 
 @router.get(f"{MY_TENANT}/usage", summary="Read your organisation's usage by day and model", responses=problems(400))
