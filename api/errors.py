@@ -80,17 +80,23 @@ _RULES = {
 def _validation(error: RequestValidationError) -> PlatformError:
     """Name the places and the rules, never the values: one of them may be a secret."""
     errors = [
-        {"loc": ".".join(str(part) for part in item["loc"])[:200], "type": item["type"], "message": _said(item)}
+        {"loc": _place(item["loc"]), "type": item["type"], "message": _said(item)}
         for item in error.errors()[:VALIDATION_ERRORS_MAX]
     ]
     first = errors[0] if errors else {"loc": "body", "message": "is not valid"}
+    said = [one["message"] for one in errors if one["loc"] == first["loc"]] or [first["message"]]
     return PlatformError(
         "INVALID_REQUEST",
         ErrorKind.INVALID,
-        f"{first['loc']}: {first['message']}.",
+        f"{first['loc']}: {'; or '.join(dict.fromkeys(said))}.",
         param=first["loc"],
         fields={"errors": errors},
     )
+
+
+def _place(loc: tuple[str | int, ...]) -> str:
+    """The path to the member; which branch of a union was tried is pydantic's own affair."""
+    return ".".join(str(part) for part in loc if not str(part).startswith("constrained-"))[:200]
 
 
 _HTTP_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "UNSUPPORTED_MEDIA_TYPE"}
@@ -121,6 +127,8 @@ def _http(request: Request, error: Exception) -> Response:
 
 
 def _sentence(status: int) -> str:
+    if status == 404:
+        return "There is nothing at this path. /api/openapi.json lists what there is."
     return f"{HTTPStatus(status).phrase}: {HTTPStatus(status).description or 'see the status'}."
 
 

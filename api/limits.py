@@ -70,7 +70,7 @@ class LimitIn(Input):
 
 
 class LevelLimitIn(LimitIn):
-    """As above. Level project or key: the same limit for each project or key, unless one has its own."""
+    """A limit to set for the tenant, or with level project or key the same one for each of them that has no own."""
 
     level: LevelName = LimitLevel.TENANT
 

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from api.guard import COOKIE
+from api.guard import COOKIE, CSRF_HEADER, SAFE_METHODS
 from api.permissions import CallerKind, rule_of
 from api.schemas import Problem, problem_response
 
@@ -29,6 +29,12 @@ SECURITY_SCHEMES: Mapping[str, Any] = {
         "name": COOKIE,
         "description": "The session of somebody who signed in; changes need the X-CSRF-Token too.",
     },
+    "csrfToken": {
+        "type": "apiKey",
+        "in": "header",
+        "name": CSRF_HEADER,
+        "description": "What signing in answers, and GET /api/v1/session shows; with the cookie, for changes.",
+    },
 }
 _SCHEMES_OF = {
     CallerKind.KEY: ("apiKey",),
@@ -46,7 +52,7 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
         operation["security"] = []
     else:
         scopes = [rule.scope.value] if rule.scope else []
-        operation["security"] = [{scheme: scopes} for scheme in _SCHEMES_OF[rule.caller]]
+        operation["security"] = [_with_csrf(method, {scheme: scopes}) for scheme in _SCHEMES_OF[rule.caller]]
         statuses += [401, 403, 503]
     if "{" in path:
         statuses.append(404)
@@ -58,6 +64,11 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
         statuses.append(400)
     for status in statuses:
         responses.setdefault(str(status), problem_response(status))
+
+
+def _with_csrf(method: str, choice: dict[str, list[str]]) -> dict[str, list[str]]:
+    """A session changes things only together with its token."""
+    return {**choice, "csrfToken": []} if "session" in choice and method not in SAFE_METHODS else choice
 
 
 def describe(app: FastAPI) -> dict[str, Any]:

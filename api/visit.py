@@ -55,7 +55,8 @@ class Visit:
             candidate = await sign_in.begin(
                 session, pepper=self.services.pepper, email=email, address=self.address, now=self.now
             )
-        await self._compare(candidate, password)
+        if not await self._matches(candidate, password):
+            raise sign_in.wrong_password()
         return candidate
 
     async def prove_again(self, password: str) -> None:
@@ -65,15 +66,16 @@ class Visit:
             candidate = await sign_in.begin_again(
                 session, person_id, pepper=services.pepper, address=self.address, now=self.now
             )
-        if candidate.password_hash:
-            await self._compare(candidate, password)
+        if candidate.password_hash and not await self._matches(candidate, password):
+            raise sign_in.wrong_own_password()
         async with transaction(services.sessions) as session:
             await sign_in.give_back(session, candidate, pepper=services.pepper, address=self.address, now=self.now)
 
-    async def _compare(self, candidate: Candidate, password: str) -> None:
-        if not await self.services.passwords.matches(candidate.password_hash, password):
+    async def _matches(self, candidate: Candidate, password: str) -> bool:
+        right = await self.services.passwords.matches(candidate.password_hash, password)
+        if not right:
             log.info("sign_in.refused", person_id=candidate.person_id and candidate.person_id.hex)
-            raise sign_in.wrong_password()
+        return right
 
     async def open(
         self,

@@ -2,7 +2,7 @@
 
 from core.demand import Demand, DemandKind, Unit
 from core.errors import ErrorKind, PlatformError
-from core.money import NANO_PER_UNIT
+from core.money import NANO_PER_UNIT, PICO_PER_NANO, format_pico
 from tenants.types import LimitMetric
 
 RETRY_MAX_S = 3600
@@ -51,6 +51,7 @@ def over_limit(demand: Demand, retry_after_s: int, *, model: str, wanted: int, h
         "model": model if ":m:" in demand.counter.partition(":spend:")[0] else "",
     }
     if demand.kind is DemandKind.SPEND:
+        fields["limit"] = format_pico(demand.limit * PICO_PER_NANO)
         text = f"The limit of {_units(demand.limit)} {label} does not leave the {_units(hold)} this request may cost."
         text = f"{text} Have the limit raised, or lower max_tokens."
         return PlatformError(demand.refusal, ErrorKind.PAYMENT, text, fields=fields)

@@ -15,7 +15,7 @@ from tenants.credentials import Peppers
 from tenants.errors import not_found
 from tenants.roles import Permission, Rights, may_give
 from tenants.tables import InviteRow
-from tenants.types import Invite, InviteState, OperatorRole, Person, Role
+from tenants.types import Invite, InviteState, OperatorRole, Person, Role, Status, Tenant
 
 PREFIX = "tgi_"
 VALID = timedelta(days=7)
@@ -86,10 +86,10 @@ async def into_tenant(
 
     Raises:
         PlatformError: forbidden above one's rights; not_found for the project; invalid address; conflict for a member,
-            or with too many open invites.
+            with too many open invites, or into a closed tenant.
     """
     require_giving(by, role, project_id)
-    tenant = await tenants.get(session, tenant_id)
+    tenant = await _inviting(session, tenant_id)
     place = tenant.name
     if project_id is not None:
         place = f"{tenant.name} / {(await projects.get(session, tenant_id, project_id)).name}"
@@ -110,6 +110,14 @@ async def into_tenant(
         created_at=now,
     )
     return await _send(session, row, place=place, inviter=inviter, post=post, now=now)
+
+
+async def _inviting(session: AsyncSession, tenant_id: UUID) -> Tenant:
+    tenant = await tenants.get(session, tenant_id)
+    if tenant.status is Status.CLOSED:
+        text = "This organisation is closed. Nobody can be invited into it."
+        raise PlatformError("TENANT_CLOSED", ErrorKind.CONFLICT, text)
+    return tenant
 
 
 async def to_operators(
@@ -211,12 +219,12 @@ async def resend(
     """Mail a fresh link, good for seven days from now; the old one is good for nothing.
 
     Raises:
-        PlatformError: not_found, conflict for one that was accepted or revoked.
+        PlatformError: not_found, conflict for one that was accepted or revoked, or into a closed tenant.
     """
     row = await _found(session, tenant_id, invite_id)
     if _state(row, now) in {InviteState.ACCEPTED, InviteState.REVOKED}:
         raise PlatformError("INVITE_CLOSED", ErrorKind.CONFLICT, "This invite is over. Make another one.")
-    place = PLATFORM if tenant_id is None else (await tenants.get(session, tenant_id)).name
+    place = PLATFORM if tenant_id is None else (await _inviting(session, tenant_id)).name
     return await _send(session, row, place=place, inviter=inviter, post=post, now=now)
 
 

@@ -25,13 +25,14 @@ def reset(person: Person, base_url: str, token: str) -> Letter:
             person.email,
             "重设您的 Tidegate 密码",
             f"有人请求为此邮箱重设密码。如果是您本人，请在一小时内打开：\n\n{link}\n\n"
-            f"{_by_api_zh(base_url, 'password-reset/confirm')}\n\n如果不是您本人，请忽略此邮件，密码不会改变。\n",
+            f"{_by_api_zh(base_url, 'password-reset/confirm')} ，并附上新的 `password`。\n\n"
+            "如果不是您本人，请忽略此邮件，密码不会改变。\n",
         )
     return Letter(
         person.email,
         "Set a new Tidegate password",
         f"Somebody asked for a new password for this address. If it was you, open this within an hour:\n\n{link}\n\n"
-        f"{_by_api(base_url, 'password-reset/confirm')}\n\n"
+        f"{_by_api(base_url, 'password-reset/confirm')} with the new `password`.\n\n"
         "If it was not you, there is nothing to do; your password stays as it is.\n",
     )
 
@@ -61,14 +62,15 @@ def invite(email: str, *, inviter: str, place: str, role: str, base_url: str, to
         email,
         "You are invited to Tidegate",
         f'{inviter} invites you to "{place}" on Tidegate, as {role}. Open this within seven days:\n\n{link}\n\n'
-        f"{_by_api(base_url, 'invites/accept')}\n\n"
+        f"{_by_api(base_url, 'invites/accept')} with a `name` and a `password`; "
+        f"who has an account signs in and sends it to {base_url}/api/v1/me/invites/accept.\n\n"
         "If you do not know what this is about, there is nothing to do.\n",
     )
 
 
 def _by_api(base_url: str, path: str) -> str:
-    return f"Or send the part after # as `token` to POST {base_url}/api/v1/auth/{path}."
+    return f"Or send the part after # as `token` to POST {base_url}/api/v1/auth/{path}"
 
 
 def _by_api_zh(base_url: str, path: str) -> str:
-    return f"也可以将 # 之后的部分作为 `token` 发送到 POST {base_url}/api/v1/auth/{path}。"
+    return f"也可以将 # 之后的部分作为 `token` 发送到 POST {base_url}/api/v1/auth/{path}"

@@ -44,7 +44,7 @@ async def set_limit(
         raise PlatformError(
             "LIMIT_TOO_HIGH",
             ErrorKind.INVALID,
-            f"At most {shown} {slot.metric.value} is allowed here. Set less, or ask for an increase.",
+            f"{slot.metric.value} may be at most {shown} here. Set less, or ask for an increase.",
             param="amount",
             fields={"most": limits.amount_out(slot.metric, most)},
         )

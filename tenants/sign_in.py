@@ -52,6 +52,11 @@ def wrong_password() -> PlatformError:
     return PlatformError("SIGN_IN_REFUSED", ErrorKind.UNAUTHENTICATED, "The email address or the password is wrong.")
 
 
+def wrong_own_password() -> PlatformError:
+    """The answer to somebody signed in who does not prove that it is still them."""
+    return PlatformError("SIGN_IN_REFUSED", ErrorKind.UNAUTHENTICATED, "This is not your password.")
+
+
 def wrong_code() -> PlatformError:
     return PlatformError(
         "SECOND_FACTOR_WRONG", ErrorKind.UNAUTHENTICATED, "This code is wrong or was used already. Wait for the next."

@@ -93,7 +93,7 @@ class LimitLevel(StrEnum):
 
 
 class LimitMetric(StrEnum):
-    """What a limit counts. Spend is in nano units of the tenant's currency, by calendar day and month of its zone."""
+    """What a limit counts. Days and months of spend are those of the tenant's time zone."""
 
     REQUESTS_PER_MINUTE = "requests_per_minute"
     INPUT_TOKENS_PER_MINUTE = "input_tokens_per_minute"

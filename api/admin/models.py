@@ -61,7 +61,7 @@ class VersionIn(Input):
     make_current: bool = Field(True, description="Let the model's own name lead to it.")
 
 
-class VersionOut(Output):
+class ModelVersionOut(Output):
     """A version."""
 
     id: str
@@ -76,10 +76,10 @@ class VersionOut(Output):
     created_at: datetime
 
 
-class VersionPage(Output):
+class ModelVersionPage(Output):
     """Newest first; `next_after` is null at the end."""
 
-    items: list[VersionOut]
+    items: list[ModelVersionOut]
     next_after: str | None
 
 
@@ -108,8 +108,8 @@ def _model(model: Model) -> ModelOut:
     )
 
 
-def _version(version: ModelVersion) -> VersionOut:
-    return VersionOut(
+def _version(version: ModelVersion) -> ModelVersionOut:
+    return ModelVersionOut(
         id=format_id(IdKind.MODEL_VERSION, version.id),
         model_id=format_id(IdKind.MODEL, version.model_id),
         number=version.number,
@@ -146,7 +146,7 @@ async def list_models(session: ReadSession, paging: CurrentPaging) -> ModelPage:
 @router.post(f"{ADMIN}/models/{{model_id}}/versions", status_code=201, summary="Add a version to a model")
 async def add_version(
     model_id: ModelId, body: VersionIn, session: Session, act: CurrentAct, services: CurrentServices
-) -> VersionOut:
+) -> ModelVersionOut:
     new = NewVersion(**body.model_dump(exclude={"make_current"}))
     version_id = await models.add_version(
         session, model_id, new, now=services.clock.now(), make_current=body.make_current
@@ -157,10 +157,10 @@ async def add_version(
 
 
 @router.get(f"{ADMIN}/models/{{model_id}}/versions", summary="List a model's versions")
-async def list_versions(model_id: ModelId, session: ReadSession, paging: CurrentPaging) -> VersionPage:
+async def list_versions(model_id: ModelId, session: ReadSession, paging: CurrentPaging) -> ModelVersionPage:
     found = await models.list_versions(session, model_id)
     page = page_in_memory(found, paging.after, paging.limit, lambda version: version.id)
-    return VersionPage(
+    return ModelVersionPage(
         items=[_version(version) for version in page.items],
         next_after=page.next_after and format_id(IdKind.MODEL_VERSION, page.next_after),
     )

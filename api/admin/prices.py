@@ -107,7 +107,7 @@ class PublishIn(Input):
     effective_at: Instant | None = None
 
 
-class VersionOut(Output):
+class PriceVersionOut(Output):
     """A version; `content_sha256` is over every fact of a published one."""
 
     id: str
@@ -120,10 +120,10 @@ class VersionOut(Output):
     content_sha256: str | None
 
 
-class VersionPage(Output):
+class PriceVersionPage(Output):
     """Newest first; `next_after` is null at the end."""
 
-    items: list[VersionOut]
+    items: list[PriceVersionOut]
     next_after: str | None
 
 
@@ -144,8 +144,8 @@ def _book(row: PriceBook) -> BookOut:
     )
 
 
-def _version(row: PriceVersion) -> VersionOut:
-    return VersionOut(
+def _version(row: PriceVersion) -> PriceVersionOut:
+    return PriceVersionOut(
         id=format_id(IdKind.PRICE_VERSION, row.id),
         book_id=format_id(IdKind.PRICE_BOOK, row.book_id),
         state=row.state,
@@ -198,7 +198,7 @@ async def list_price_books(session: ReadSession, paging: CurrentPaging) -> BookP
 
 
 @router.post(f"{ADMIN}/price-books/{{book_id}}/versions", status_code=201, summary="Draft prices")
-async def create_price_draft(book_id: BookId, body: DraftIn, session: Session, act: CurrentAct) -> VersionOut:
+async def create_price_draft(book_id: BookId, body: DraftIn, session: Session, act: CurrentAct) -> PriceVersionOut:
     """Begin from the last published list, so that publishing one new price drops no other."""
     version_id = await price_book.create_draft(
         session, book_id, _items(body.items), complete=body.complete, note=body.note
@@ -209,10 +209,10 @@ async def create_price_draft(book_id: BookId, body: DraftIn, session: Session, a
 
 
 @router.get(f"{ADMIN}/price-books/{{book_id}}/versions", summary="List a book's versions")
-async def list_price_versions(book_id: BookId, session: ReadSession, paging: CurrentPaging) -> VersionPage:
+async def list_price_versions(book_id: BookId, session: ReadSession, paging: CurrentPaging) -> PriceVersionPage:
     found = await price_book.list_versions(session, book_id)
     page = page_in_memory(found, paging.after, paging.limit, lambda row: row.id)
-    return VersionPage(
+    return PriceVersionPage(
         items=[_version(row) for row in page.items],
         next_after=page.next_after and format_id(IdKind.PRICE_VERSION, page.next_after),
     )
@@ -252,7 +252,7 @@ async def publish_prices(
     session: Session,
     act: CurrentAct,
     services: CurrentServices,
-) -> VersionOut:
+) -> PriceVersionOut:
     """Put prices in force, now or later. Gateways follow within a second; calls admitted before keep their prices."""
     row = await price_book.publish(session, price_version_id, now=services.clock.now(), effective_at=body.effective_at)
     found = _version(row)

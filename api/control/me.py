@@ -26,8 +26,8 @@ MethodName = Literal["password", "oidc"]
 OwnPassword = Annotated[str, Field(max_length=1024, description="To prove that it is you; empty if you have none.")]
 
 
-class PersonOut(Output):
-    """Somebody with an account."""
+class MyselfOut(Output):
+    """You."""
 
     id: str
     email: str
@@ -106,8 +106,8 @@ class ConfirmedOut(RecoveryCodesOut, RenewedOut):
     """The second factor is in force, and the session goes on under a fresh token."""
 
 
-def person_out(person: Person) -> PersonOut:
-    return PersonOut.model_validate(
+def person_out(person: Person) -> MyselfOut:
+    return MyselfOut.model_validate(
         {
             "id": format_id(IdKind.PERSON, person.id),
             "email": person.email,
@@ -120,7 +120,7 @@ def person_out(person: Person) -> PersonOut:
 
 
 @router.patch(ME, summary="Change your profile")
-async def update_me(body: ProfileIn, session: Session, visit: CurrentVisit) -> PersonOut:
+async def update_me(body: ProfileIn, session: Session, visit: CurrentVisit) -> MyselfOut:
     before = visit.caller.own.person
     person = await people.update(session, before.id, name=body.name, language=body.language)
     visit.act.on(person.id, before={"language": before.language}, after={"language": person.language})

@@ -6,7 +6,7 @@ from datetime import datetime
 from fastapi import APIRouter
 from pydantic import Field
 
-from api.control.me import LanguageName, MethodName, PersonOut, person_out
+from api.control.me import LanguageName, MethodName, MyselfOut, person_out
 from api.deps import CurrentCaller, CurrentServices, ReadSession
 from api.guard import GuardedRoute
 from api.schemas import OperatorRoleName, Output, RoleName, StatusName
@@ -50,7 +50,7 @@ class OperatorRightsOut(Output):
 class SessionOut(Output):
     """Who is signed in, and what they may do."""
 
-    person: PersonOut
+    person: MyselfOut
     tenants: list[TenantRightsOut]
     operator: OperatorRightsOut | None
     language: LanguageName

@@ -157,6 +157,20 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
             yield f"{method.upper()} {path}", operation
 
 
+async def test_generators_of_clients_find_plain_names_and_the_csrf_token(anonymous: Client) -> None:
+    document = (await anonymous.get("/api/openapi.json")).json()
+    assert [name for name in document["components"]["schemas"] if "__" in name] == []  # two classes of one name
+    choices = document["paths"]["/api/v1/tenants/{tenant_id}/projects"]
+    assert {"session": [], "csrfToken": []} in choices["post"]["security"]
+    assert {"session": []} in choices["get"]["security"]
+
+
+async def test_a_path_that_leads_nowhere_says_where_to_look(anonymous: Client) -> None:
+    answer = await anonymous.get("/api/v1/nowhere")
+    assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
+    assert "/api/openapi.json" in answer.json()["detail"]
+
+
 async def test_the_description_is_complete(anonymous: Client) -> None:
     document = (await anonymous.get("/api/openapi.json")).json()
     assert document["openapi"].startswith("3.1")

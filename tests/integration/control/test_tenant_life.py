@@ -102,6 +102,8 @@ async def test_closing_wants_the_name_and_is_for_good(admin: Client, anonymous: 
     for path in ("resume", "suspend"):
         again = await admin.post(f"{_admin(made)}/{path}")
         assert (again.status_code, again.json()["code"]) == (409, "TENANT_CLOSED")
+    invited = await admin.post(f"{_admin(made)}/invites", {"email": "late@example.com", "role": "viewer"})
+    assert (invited.status_code, invited.json()["code"]) == (409, "TENANT_CLOSED")
     async with db.transaction(sessions) as session:
         live = await session.scalar(
             text("SELECT count(*) FROM api_key WHERE tenant_id = :tenant AND revoked_at IS NULL"),

@@ -233,7 +233,7 @@ async def test_a_budget_of_1000_admits_exactly_ten_of_fifty_requests_of_100(flee
     assert len(loads) <= 4  # once a replica, however many wait
     error = await refusal(soon(replicas[0], model, spend(1000), money=money(tenant, 100)))
     assert (error.kind, error.retry_after_s) == (ErrorKind.PAYMENT, None)
-    assert error.fields == {"level": "key", "metric": "spend_per_day", "limit": 1000, "model": ""}
+    assert error.fields == {"level": "key", "metric": "spend_per_day", "limit": "0.000001000000", "model": ""}
     for n, grant in grants[:5]:
         replicas[n].release(grant, 40)
     for n, grant in grants[5:]:

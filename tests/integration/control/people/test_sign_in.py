@@ -267,6 +267,7 @@ async def test_a_changed_password_ends_other_sessions_and_rotates_this_one(
     change = {"current_password": PASSWORD, "new_password": OTHER}
     wrong = await here.post("/api/v1/me/password", {**change, "current_password": OTHER})
     assert (wrong.status_code, wrong.json()["code"]) == (401, "SIGN_IN_REFUSED")
+    assert wrong.json()["detail"] == "This is not your password."
     weak = await here.post("/api/v1/me/password", {**change, "new_password": "password1234"})
     assert (weak.status_code, weak.json()["param"]) == (400, "password")
     assert (await here.post("/api/v1/me/password", change)).status_code == 200
