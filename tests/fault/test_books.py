@@ -23,6 +23,23 @@ def tidegate(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+def _look_after(home: Path, *, valkey: bool) -> None:
+    """Every command on the demo tenant's 100.00 of credit."""
+    balance = tidegate("ledger", "trial-balance", "--home", str(home))
+    lines = [line.split() for line in balance.stdout.splitlines()]
+    assert ["USD", "asset.cash", "100.000000000000", "0.000000000000"] in lines, balance
+    assert ["USD", "total", "100.000000000000", "100.000000000000"] in lines
+    compared = tidegate("ledger", "reconcile", "--home", str(home))
+    assert (compared.returncode, "wrong" in compared.stdout) == (0, False), compared
+    assert ("figures compared" in compared.stdout) is valkey
+    sealed = tidegate("ledger", "seal", "--home", str(home))
+    assert (sealed.returncode, "the head is 1:" in sealed.stdout) == (0, True), sealed
+    wrote = tidegate("ledger", "write-off", "gone", "--home", str(home))
+    assert (wrote.returncode, wrote.stdout.startswith("0 holds")) == (0 if valkey else 1, valkey), wrote
+    early = tidegate("ledger", "close", "2999-01", "--home", str(home))
+    assert (early.returncode, "when it is over" in early.stdout) == (1, True), early
+
+
 def test_the_books_are_verified_while_it_runs_and_when_it_is_stopped(start: Starter) -> None:
     up = start("a")
     right = tidegate("ledger", "verify", "--home", str(up.home))
@@ -39,7 +56,9 @@ def test_the_books_are_verified_while_it_runs_and_when_it_is_stopped(start: Star
         0,
         f"the audit trail is right: {seq} records, the newest has the hash {digest}\n",
     ), trail
+    _look_after(up.home, valkey=True)
     assert start.stop(up) == 0
+    _look_after(up.home, valkey=False)
     assert tidegate("ledger", "verify", "--home", str(up.home)).returncode == 0
     assert tidegate("audit", "verify", "--home", str(up.home)).returncode == 0
     exported = tidegate("ledger", "export", "--format", "beancount", "--home", str(up.home))
