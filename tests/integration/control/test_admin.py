@@ -133,7 +133,7 @@ BAD_BODIES: tuple[Any, ...] = (
     {"name": "x", "currency": "EUR"},
     {"name": "x"},
     {"name": "", "currency": "USD"},
-    {"name": "a\x00b", "currency": "USD"},
+    {"name": "a\x01b", "currency": "USD"},
     {"name": " x ", "currency": "USD"},
     {"name": "x" * 121, "currency": "USD"},
     {"name": 5, "currency": "USD"},
