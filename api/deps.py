@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from api.errors import request_id_of
 from api.guard import Caller
-from api.permissions import Rule
+from api.permissions import AFTER_CLOSING, CallerKind, Rule
 from api.schemas import Output
 from api.services import Services, services_of
 from core.db import transaction
@@ -20,7 +20,7 @@ from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, parse_id
 from core.logging import get_logger, guard
 from core.pagination import LIMIT_DEFAULT, LIMIT_MAX
-from tenants import audit
+from tenants import audit, closing
 from tenants.types import Actor, ActorKind
 
 log = get_logger(__name__)
@@ -100,6 +100,8 @@ async def get_session(request: Request) -> AsyncIterator[AsyncSession]:
     if not rule.action:
         raise LookupError("a route that changes something needs an action in api/permissions.py")
     async with transaction(services.sessions) as session:
+        if rule.caller is CallerKind.OPERATOR and rule.operator not in AFTER_CLOSING and act.tenant_id is not None:
+            await closing.require_not_closed(session, act.tenant_id)
         yield session
         audit.record(
             session,

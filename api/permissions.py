@@ -55,6 +55,10 @@ class Rule:
     in_any_project: bool = False
 
 
+AFTER_CLOSING = frozenset({Op.CREDIT_WRITE})
+"""What operators may still change of a closed tenant: its money is settled to the end."""
+
+
 def _operator(permission: Op, action: str = "") -> Rule:
     return Rule(CallerKind.OPERATOR, operator=permission, action=action)
 

@@ -50,6 +50,16 @@ async def require_open(session: AsyncSession, tenant_id: UUID) -> None:
         raise PlatformError(f"TENANT_{row.upper()}", ErrorKind.FORBIDDEN, f"This organisation is {row}.")
 
 
+async def require_not_closed(session: AsyncSession, tenant_id: UUID) -> None:
+    """Refuse what would change a tenant that was closed.
+
+    Raises:
+        PlatformError: conflict.
+    """
+    if await queries.tenant_state(session, tenant_id) == Status.CLOSED:
+        raise PlatformError("TENANT_CLOSED", ErrorKind.CONFLICT, "This tenant is closed for good.")
+
+
 async def erase_due(session: AsyncSession, *, now: datetime, keep: timedelta) -> list[UUID]:
     """Forget the people of tenants closed longer than `keep` ago.
 

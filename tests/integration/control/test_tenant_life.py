@@ -112,6 +112,26 @@ async def test_closing_wants_the_name_and_is_for_good(admin: Client, anonymous: 
     assert live == 0
 
 
+async def test_operators_change_nothing_of_a_closed_tenant_but_its_money(admin: Client, sessions: db.Sessions) -> None:
+    made = await customer(sessions)
+    assert (await admin.post(f"{_admin(made)}/close", {"confirm_name": made.tenant.name})).status_code == 204
+    limit = {"metric": "requests_per_minute", "amount": 5, "reason": "too late"}
+    for answer in (
+        await admin.post(f"{_admin(made)}/projects", {"name": "late"}),
+        await admin.call("PUT", f"{_admin(made)}/limits", json={**limit, "level": "tenant"}),
+        await admin.patch(_admin(made), {"tz": "Europe/Berlin"}),
+        await admin.call("PUT", f"{_admin(made)}/billing-profile", json=PROFILE),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (409, "TENANT_CLOSED"), answer.text
+
+
+@pytest.mark.parametrize("tz", ["posixrules", "right/UTC", "localtime", "Factory", "Mars/Olympus", "../etc/passwd"])
+async def test_a_zone_that_depends_on_the_host_is_none(admin: Client, sessions: db.Sessions, tz: str) -> None:
+    made = await customer(sessions)
+    answer = await admin.patch(_admin(made), {"tz": tz})
+    assert (answer.status_code, answer.json()["param"]) == (400, "tz")
+
+
 async def test_only_an_owner_may_close(anonymous: Client, sessions: db.Sessions) -> None:
     made = await customer(sessions)
     for role in Role:
