@@ -83,6 +83,8 @@ class LocalBackend:
         status = child.poll() if child is not None else None
         if status is None and processes.is_alive(record.pid, record.started_ms):
             return True, ""
+        if status is None and child is not None:
+            status = child.poll()  # it ended between the two looks: only now is its status there
         self._children.pop(deployment_id, None)
         del self._records[deployment_id]
         self._path(deployment_id, "json").unlink(missing_ok=True)
