@@ -1,11 +1,12 @@
 """What operators do to a tenant's money beside payments: give credit, and reverse a transaction.
 
 Each is asked for once per idempotency key. Up to a limit it is posted at once; above it, it waits until a second
-operator approves or declines it. The database keeps who asked from deciding.
+operator approves or declines it. The limit is for all that one operator adjusts of a tenant within 24 hours, so that a
+large amount in small parts does not pass it. The database keeps who asked from deciding.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
@@ -21,6 +22,8 @@ from billing.types import Transaction, Transfer
 from core.ids import IdKind, format_id, new_uuid
 from core.money import Currency
 from core.tiers import Tier
+
+ALONE_WINDOW = timedelta(hours=24)
 
 
 class Adjustment(msgspec.Struct, frozen=True):
@@ -43,7 +46,7 @@ class Adjustment(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Who asks for an adjustment, why, and above which amount somebody else must agree (pico)."""
+    """Who asks for an adjustment, why, and above which sum in 24 hours somebody else must agree (pico)."""
 
     by: UUID
     note: str
@@ -116,7 +119,9 @@ async def _begin(session: AsyncSession, tenant_id: UUID, asked: Asked, body: byt
 
 
 async def _ask(session: AsyncSession, tenant_id: UUID, values: dict[str, Any], asked: Asked, body: bytes) -> Adjustment:
-    adjustment_id, needs_approval = new_uuid(), values["amount"] > asked.alone_max_pico
+    adjustment_id = new_uuid()
+    alone = await lot_queries.asked_alone_pico(session, tenant_id, asked.by, asked.now - ALONE_WINDOW)
+    needs_approval = alone + values["amount"] > asked.alone_max_pico
     await lot_queries.insert_adjustment(
         session,
         tenant_id,
@@ -127,6 +132,7 @@ async def _ask(session: AsyncSession, tenant_id: UUID, values: dict[str, Any], a
             "key": asked.idempotency_key,
             "body": body,
             "by": asked.by,
+            "at": asked.now,
             "needs_approval": needs_approval,
         },
     )

@@ -215,7 +215,7 @@ async def _clamp(
         if abs(off) > TELLING_NANO:
             repair.off += 1
             repair.off_nano += abs(off)
-            log.warning("budget.repaired", counter=counter, off_nano=off)
+            log.warning("budget.repaired", tenant_id=tenant_id.hex, counter=counter, off_nano=off)
     return zone
 
 

@@ -20,6 +20,7 @@ from core import keyspace
 from core.clock import Clock
 from core.db import Sessions, transaction
 from core.ids import uuid7_time
+from core.logging import get_logger
 from core.money import nano_down, nano_up
 from core.resp import Part, RespClient, script
 
@@ -29,6 +30,8 @@ SPOOL_PAGE = 5000
 SCAN_ROUNDS_MAX = 40
 OUT_SUM_MAX = 20_000  # entries that one script call adds up
 SETTLED_AFTER_S = 120  # an entry so old is looked up in the ledger: its removal may have been lost
+
+_log = get_logger(__name__)
 
 # KEYS: credit, out. ARGV: a, v, then the requests that are posted. Idempotent: entries go once, figures only forward.
 SETTLE = script("""
@@ -86,6 +89,7 @@ class Drift(msgspec.Struct):
     figures_nano: int = 0  # their differences, without sign
     leftovers: int = 0  # entries of requests that are posted already
     sums: int = 0  # o that was not the sum of its entries
+    sums_nano: int = 0  # their differences, without sign
 
 
 def _keys(tenant_id: UUID) -> tuple[str, str]:
@@ -200,6 +204,7 @@ async def _correct_figure(client: RespClient, balance: Balance, known: tuple[int
     if version == balance.version:
         drift.figures += 1
         drift.figures_nano += abs(nano - right)
+        _tell(balance.tenant_id, "available", nano - right)
     await set_figure(client, balance, correct=True)
 
 
@@ -211,8 +216,17 @@ async def _drop_leftovers(sessions: Sessions, client: RespClient, clock: Clock, 
             posted = await queries.settled_ids(session, tenant_id, old, uuid7_time(min(old)))
         await settle(client, tenant_id, None, sorted(posted))
         drift.leftovers += len(posted)
-    if await client.eval(RESUM, (credit, out), (OUT_SUM_MAX,)):
+        if posted:
+            _log.warning("credit.leftovers_dropped", tenant_id=tenant_id.hex, requests=len(posted))
+    off: int = await client.eval(RESUM, (credit, out), (OUT_SUM_MAX,))
+    if off:
         drift.sums += 1
+        drift.sums_nano += abs(off)
+        _tell(tenant_id, "outstanding", off)
+
+
+def _tell(tenant_id: UUID, figure: str, off_nano: int) -> None:
+    _log.warning("credit.figure_repaired", tenant_id=tenant_id.hex, figure=figure, off_nano=off_nano)
 
 
 async def _old_entries(client: RespClient, out: str, before: datetime) -> list[UUID]:

@@ -80,9 +80,9 @@ async def transfers(session: AsyncSession, tenant_id: UUID, tx_id: UUID) -> Sequ
 async def insert_adjustment(session: AsyncSession, tenant_id: UUID, values: Mapping[str, Any]) -> None:
     statement = """
         INSERT INTO credit_adjustment (id, tenant_id, kind, amount_pico, source, expires_at, models, tiers, reverses_tx,
-                                       note, idempotency_key, body_sha256, requested_by, needs_approval)
+                                       note, idempotency_key, body_sha256, requested_by, requested_at, needs_approval)
         VALUES (:id, :tenant, :kind, :amount, :source, :expires_at, CAST(:models AS uuid[]), CAST(:tiers AS smallint[]),
-                :reverses, :note, :key, :body, :by, :needs_approval)
+                :reverses, :note, :key, :body, :by, :at, :needs_approval)
     """
     await session.execute(text(statement), {"tenant": tenant_id, **values})
 
@@ -95,6 +95,16 @@ async def adjustment(session: AsyncSession, tenant_id: UUID, adjustment_id: UUID
 async def adjustment_of_key(session: AsyncSession, tenant_id: UUID, key: str) -> Row[Any] | None:
     statement = "SELECT * FROM credit_adjustment WHERE tenant_id = :tenant AND idempotency_key = :key"
     return (await session.execute(text(statement), {"tenant": tenant_id, "key": key})).one_or_none()
+
+
+async def asked_alone_pico(session: AsyncSession, tenant_id: UUID, operator_id: UUID, since: datetime) -> int:
+    """Return the sum of what this operator adjusted of the tenant since that instant without anybody's approval."""
+    statement = """
+        SELECT coalesce(sum(amount_pico), 0) FROM credit_adjustment
+        WHERE tenant_id = :tenant AND requested_by = :by AND requested_at > :since AND NOT needs_approval
+    """
+    values = {"tenant": tenant_id, "by": operator_id, "since": since}
+    return int((await session.execute(text(statement), values)).scalar_one())
 
 
 async def decide(session: AsyncSession, tenant_id: UUID, adjustment_id: UUID, values: Mapping[str, Any]) -> None:

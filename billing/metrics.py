@@ -44,7 +44,9 @@ def poster_metrics(registry: CollectorRegistry) -> PosterMetrics:
             "tidegate_spool_unposted_bytes", "Bytes in the spools of this host not posted yet.", registry=registry
         ),
         drift_nano=Gauge(
-            "tidegate_credit_drift_nano", "Difference of Valkey's credit figures to the ledger.", registry=registry
+            "tidegate_credit_drift_nano",
+            "By how much Valkey's credit figures were off at the last comparison.",
+            registry=registry,
         ),
         repairs=counter("credit_repairs", "Credit figures and entries that the reconciliation put right."),
     )

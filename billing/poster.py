@@ -91,10 +91,8 @@ class Poster:
             drift = await credit_figures.reconcile(self._sessions, self._client, self._clock)
         except (RespUnavailable, RespError):
             return
-        self._metrics.drift_nano.set(drift.figures_nano)
+        self._metrics.drift_nano.set(drift.figures_nano + drift.sums_nano)
         self._metrics.repairs.inc(drift.figures + drift.leftovers + drift.sums)
-        if drift.figures or drift.leftovers or drift.sums:
-            _log.warning("credit.figures_repaired", **{name: getattr(drift, name) for name in drift.__struct_fields__})
 
     def _read(self) -> list[UsageEvent]:
         folders = {folder.name: folder for folder in fmt.spool_folders(self._spool_dir)}

@@ -141,7 +141,9 @@ class Retention(_Group):
 class Books(_Group):
     """Rules of the ledger."""
 
-    adjust_alone_max: int = Field(1000, ge=0)  # units of the currency; what is above needs a second operator
+    adjust_alone_max: int = Field(
+        1000, ge=0
+    )  # units of the currency by one operator for one tenant in 24 h; above: two
 
 
 class Log(_Group):

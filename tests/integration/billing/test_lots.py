@@ -1,5 +1,6 @@
 """Credit lots on a real Postgres: the worked example W6 of the study, scopes, expiry; adjustments by two people."""
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -161,10 +162,18 @@ async def test_an_invoiced_tenant_uses_given_credit_first(sessions: Sessions) ->
 ALONE = parse_pico("100")
 
 
-async def ask(sessions: Sessions, tenant_id: UUID, amount: str, key: str = "k") -> Adjustment:
+async def ask(
+    sessions: Sessions,
+    tenant_id: UUID,
+    amount: str,
+    key: str = "k",
+    *,
+    by: UUID = credit.ASKER,
+    now: datetime = NOVEMBER,
+) -> Adjustment:
     async with transaction(sessions) as session:
         grant = Grant(parse_pico(amount), LotSource.GOODWILL)
-        return await adjustments.give(session, tenant_id, grant, credit.asked(NOVEMBER, key, alone_max_pico=ALONE))
+        return await adjustments.give(session, tenant_id, grant, credit.asked(now, key, by=by, alone_max_pico=ALONE))
 
 
 async def decide(sessions: Sessions, asked: Adjustment, by: UUID, *, agree: bool = True) -> Adjustment:
@@ -198,6 +207,37 @@ async def test_above_the_limit_a_second_person_decides(sessions: Sessions, datab
         await decide(sessions, asked, credit.OTHER, agree=False)
     assert refused.value.code == "ADJUSTMENT_DECIDED"
     await is_right(sessions)
+
+
+async def test_many_small_grants_do_not_pass_the_limit_of_one_large_one(sessions: Sessions) -> None:
+    """20 of 10.00 at once, 100.00 is what one person may give in 24 hours: ten are posted, ten wait for a second."""
+    tenant_id, neighbour = await make.tenant(sessions), await make.tenant(sessions)
+    asked = await asyncio.gather(*(ask(sessions, tenant_id, "10", f"k{number}") for number in range(20)))
+    assert sorted(one.state for one in asked) == ["pending"] * 10 + ["posted"] * 10
+    assert await make.available(sessions, tenant_id) == ALONE
+    soon, later = NOVEMBER + timedelta(hours=23, minutes=59), NOVEMBER + timedelta(hours=24)
+    assert (await ask(sessions, tenant_id, "0.000000000001", "pico", now=soon)).state == "pending"
+    assert (await ask(sessions, tenant_id, "100", "other", by=credit.OTHER)).state == "posted"
+    assert (await ask(sessions, neighbour, "100")).state == "posted"
+    assert (await ask(sessions, tenant_id, "100", "next day", now=later)).state == "posted"
+    await is_right(sessions)
+
+
+async def test_what_a_second_person_approved_is_not_counted_against_the_first(sessions: Sessions) -> None:
+    tenant_id = await make.tenant(sessions)
+    await decide(sessions, await ask(sessions, tenant_id, "500", "large"), credit.OTHER)
+    assert (await ask(sessions, tenant_id, "100", "small")).state == "posted"
+
+
+async def test_a_reversal_counts_as_what_it_moves(sessions: Sessions) -> None:
+    """60.00 given and taken back are 120.00 moved by one person."""
+    tenant_id = await make.tenant(sessions)
+    given = await ask(sessions, tenant_id, "60")
+    assert given.transaction_id is not None
+    async with transaction(sessions) as session:
+        asked = credit.asked(NOVEMBER, alone_max_pico=ALONE)
+        back = await adjustments.reverse(session, tenant_id, given.transaction_id, asked)
+    assert back.state == "pending"
 
 
 async def test_a_declined_adjustment_moves_nothing_for_ever(sessions: Sessions) -> None:

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from billing import assess, credit_figures, queries
 from billing import spool_format as fmt
@@ -259,8 +260,16 @@ async def test_reconciliation_puts_figures_right(world: World) -> None:
     # the removal of the posted one was lost
     await world.client.call("HSET", out, old.hex, 12_258_000, running.hex, 700)
     await world.client.call("HSET", credit, "o", 12_258_000 + 700 + 99, "a", 5)
-    drift = await credit_figures.reconcile(world.sessions, world.client, SystemClock())
+    with capture_logs() as logs:
+        drift = await credit_figures.reconcile(world.sessions, world.client, SystemClock())
     assert await world.figures(tenant_id) == (987_742_000, 700, 1)
+    told = [(log["event"], log["tenant_id"], log.get("figure"), log.get("off_nano")) for log in logs]
+    assert told == [  # what the gauge sums, by tenant and figure
+        ("credit.figure_repaired", tenant_id.hex, "available", 5 - 987_742_000),
+        ("credit.leftovers_dropped", tenant_id.hex, None, None),
+        ("credit.figure_repaired", tenant_id.hex, "outstanding", 99),
+    ]
+    assert drift.sums_nano == 99
     assert (drift.tenants, drift.figures, drift.figures_nano, drift.leftovers, drift.sums) == (1, 1, 987_741_995, 1, 1)
     clean = await credit_figures.reconcile(world.sessions, world.client, SystemClock())
     assert (clean.figures, clean.leftovers, clean.sums) == (0, 0, 0)
