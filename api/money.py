@@ -72,6 +72,7 @@ async def usage_of(
             output=row.output,
             reasoning=row.reasoning,
             amount=format_pico(row.amount_pico),
+            min_charge=format_pico(row.min_charge_pico),
         )
         for row in found
     ]

@@ -110,6 +110,7 @@ class UsageRow(Output):
     output: Count
     reasoning: Count
     amount: str
+    min_charge: str = Field(description="What of the amount minimum charges add to the price of the tokens.")
 
 
 class UsageOut(Output):

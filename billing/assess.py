@@ -76,6 +76,12 @@ def _misrated(event: UsageEvent, prices: VersionPrices | None) -> str:
     return ""
 
 
+def min_charge(event: UsageEvent, prices: VersionPrices | None) -> int:
+    """Return the part of an unobjectionable event's amount that lifts it to the minimum charge. Pico."""
+    schedule = None if prices is None else prices.schedule(event.model_id, event.tier, event.tenant_id)
+    return 0 if schedule is None else pricing.min_charge(event.amount_pico, event.usage, schedule)
+
+
 def _malformed(event: UsageEvent, today: int) -> str:
     if event.id.version != 7:
         return "the id is not a UUIDv7"
@@ -124,7 +130,7 @@ def _day(number: int) -> str:
     return date.fromordinal(number).isoformat()
 
 
-def copy_line(e: UsageEvent, tx: str) -> str:
+def copy_line(e: UsageEvent, tx: str, min_charge_pico: int) -> str:
     """Return the event in COPY's text format, in the order of `posting_queries`' columns; `tx` is its transaction."""
     u = e.usage
     return (
@@ -132,6 +138,6 @@ def copy_line(e: UsageEvent, tx: str) -> str:
         f"{e.model_id.hex}\t{e.version_id.hex}\t{e.deployment_id.hex}\t{e.price_version_id.hex}\t{_field(e.model)}\t"
         f"{_field(e.endpoint)}\t{int(e.tier)}\t{e.currency.value}\t{e.outcome.value}\t{e.count_source.value}\t"
         f"{'t' if e.stream else 'f'}\t{e.http_status}\t{u.input_uncached}\t{u.input_cached}\t{u.input_cache_write}\t"
-        f"{u.output}\t{u.reasoning}\t{e.amount_pico}\t{instant(e.admitted_at_us)}\t{instant(e.ended_at_us)}\t"
+        f"{u.output}\t{u.reasoning}\t{e.amount_pico}\t{min_charge_pico}\t{instant(e.admitted_at_us)}\t{instant(e.ended_at_us)}\t"
         f"{e.queue_us}\t{e.ttft_us}\t{_field(e.upstream_id)}\n"
     )

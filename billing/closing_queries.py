@@ -61,7 +61,8 @@ async def sums(session: AsyncSession) -> Sequence[Row[Any]]:
         LEFT JOIN (SELECT tenant_id, sum(amount_pico) AS amount FROM usage_event GROUP BY 1) e USING (tenant_id)
         LEFT JOIN (SELECT tenant_id, sum(amount_pico) AS amount FROM usage_rollup GROUP BY 1) r USING (tenant_id)
         LEFT JOIN (SELECT x.tenant_id, sum(t.amount) AS amount FROM ledger_tx x JOIN ledger_transfer t ON t.tx_id = x.id
-                   JOIN ledger_account a ON a.id = t.credit_account AND a.code = 'revenue.usage'
+                   JOIN ledger_account a ON a.id = t.credit_account
+                   AND a.code IN ('revenue.usage', 'revenue.min_charge')
                    WHERE x.kind = 'usage' GROUP BY 1) l USING (tenant_id)
         ORDER BY p.tenant_id
     """

@@ -26,18 +26,20 @@ CREDIT_GOODWILL = "liability.credit_goodwill"
 PROMO_UNEARNED = "contra.promo_unearned"  # the other side of given credit that is not used yet
 PROMO_USED = "contra.promo_used"  # what of revenue was paid with given credit
 REVENUE = "revenue.usage"
+MIN_CHARGE = "revenue.min_charge"  # what minimum charges add to usage's own price
 OVERRUN = "expense.overrun"
 
 LIMIT_MAX_PICO = 10**21
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """What usage of one model and tier, admitted in one minute, came to. Pico."""
+    """What usage of one model and tier, admitted in one minute, came to: by its unit prices, and by minimums. Pico."""
 
     amount: int
     model_id: UUID
     tier: Tier
     minute: datetime
+    min_charge: int = 0
 
 
 class Source(msgspec.Struct):
@@ -61,33 +63,39 @@ class Source(msgspec.Struct):
 
 
 def usage_transfers(
-    charges: Iterable[Charge], sources: Sequence[Source], *, revenue: UUID, overrun: UUID
+    charges: Iterable[Charge], sources: Sequence[Source], *, revenue: UUID, min_charges: UUID, overrun: UUID
 ) -> tuple[tuple[Transfer, ...], int]:
     """Take the charges, each from the sources in their order, and lower what is left in these.
 
     What no source pays is the platform's expense. What given credit pays lowers revenue by contra accounts.
 
     Returns:
-        the transfers, at most two per source and one of overrun; and the part that went to the overrun account.
+        the transfers, per source and for the overrun at most one to each of the two revenue accounts, and one between
+        the contra accounts; and the part that went to the overrun account.
     """
-    taken, over = dict.fromkeys((source.account for source in sources), 0), 0
+    taken: dict[tuple[UUID, UUID], int] = {}
     for charge in charges:
-        left = charge.amount
-        for source in sources:
-            if left and source.available > 0 and source.pays(charge):
-                part = min(left, source.available)
-                source.available -= part
-                taken[source.account] += part
-                left -= part
-        over += left
-    transfers = [Transfer(account, revenue, part) for account, part in taken.items() if part]
-    if over:
-        transfers.append(Transfer(overrun, revenue, over))
+        for earned, amount in ((revenue, charge.amount), (min_charges, charge.min_charge)):
+            left = amount
+            for source in sources:
+                if left and source.available > 0 and source.pays(charge):
+                    part = min(left, source.available)
+                    source.available -= part
+                    taken[source.account, earned] = taken.get((source.account, earned), 0) + part
+                    left -= part
+            if left:
+                taken[overrun, earned] = taken.get((overrun, earned), 0) + left
+    transfers = [
+        Transfer(account, earned, taken[account, earned])
+        for account in (*(source.account for source in sources), overrun)
+        for earned in (revenue, min_charges)
+        if (account, earned) in taken
+    ]
     for source in sources:
-        part = taken[source.account]
+        part = taken.get((source.account, revenue), 0) + taken.get((source.account, min_charges), 0)
         if part and source.used is not None and source.unearned is not None:
             transfers.append(Transfer(source.used, source.unearned, part))
-    return tuple(transfers), over
+    return tuple(transfers), taken.get((overrun, revenue), 0) + taken.get((overrun, min_charges), 0)
 
 
 async def open_tenant(
@@ -116,7 +124,11 @@ async def open_tenant(
         return
     await cash_account(session, currency)
     accounts: dict[str, UUID | None] = {"unbilled_account": None}
-    for column, code, normal in (("revenue_account", REVENUE, "credit"), ("overrun_account", OVERRUN, "debit")):
+    for column, code, normal in (
+        ("revenue_account", REVENUE, "credit"),
+        ("min_charge_account", MIN_CHARGE, "credit"),
+        ("overrun_account", OVERRUN, "debit"),
+    ):
         accounts[column] = await queries.insert_account(
             session, new_uuid(), tenant_id, code=code, currency=currency, normal=normal
         )

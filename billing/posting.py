@@ -104,7 +104,11 @@ class Posting:
             ]
             names: dict[tuple[UUID, int], str] = {}  # a transaction per tenant and month of admission
             lines = "".join(
-                assess.copy_line(event, _name(names, event.tenant_id, assess.month_number(event.admitted_at_us)))
+                assess.copy_line(
+                    event,
+                    _name(names, event.tenant_id, assess.month_number(event.admitted_at_us)),
+                    assess.min_charge(event, self._prices.get(event.price_version_id)),
+                )
                 for event, objected in zip(events, objections, strict=True)
                 if not objected
             )
@@ -137,9 +141,10 @@ class Posting:
         for (tenant_id, tx_id), rows in _by_transaction(inserted).items():
             profile = profiles[tenant_id]
             transfers, overrun = ledger.usage_transfers(
-                [Charge(int(row.amount), row.model_id, Tier(row.tier), row.minute) for row in rows],
+                [_charge(row) for row in rows],
                 sources.get(tenant_id, ()),
                 revenue=profile.revenue_account,
+                min_charges=profile.min_charge_account,
                 overrun=profile.overrun_account,
             )
             if overrun:
@@ -166,6 +171,11 @@ class Posting:
             version = await price_book.load_version(session, version_id)
             if version is not None:
                 self._prices[version_id] = version
+
+
+def _charge(row: Row[Any]) -> Charge:
+    lifted = int(row.min_charge)
+    return Charge(int(row.amount) - lifted, row.model_id, Tier(row.tier), row.minute, lifted)
 
 
 def _name(names: dict[tuple[UUID, int], str], tenant_id: UUID, month: int) -> str:

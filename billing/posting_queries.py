@@ -14,7 +14,8 @@ from billing.types import Transaction
 _EVENT_COLUMNS = (
     "id, tenant_id, day, tx_id, project_id, key_id, model_id, version_id, deployment_id, price_version_id, model,"
     " endpoint, tier, currency, outcome, count_source, stream, http_status, input_uncached, input_cached,"
-    " input_cache_write, output, reasoning, amount_pico, admitted_at, ended_at, queue_us, ttft_us, upstream_id"
+    " input_cache_write, output, reasoning, amount_pico, min_charge_pico, admitted_at, ended_at,"
+    " queue_us, ttft_us, upstream_id"
 )
 
 
@@ -26,7 +27,8 @@ def _joined(values: Iterable[UUID | int | str]) -> str:
 async def lock_profiles(session: AsyncSession, tenant_ids: Iterable[UUID]) -> Sequence[Row[Any]]:
     """Lock the tenants' money in the order of their ids, and return how they pay."""
     statement = """
-        SELECT tenant_id, currency, mode, revenue_account, overrun_account FROM billing_profile
+        SELECT tenant_id, currency, mode, revenue_account, min_charge_account, overrun_account
+        FROM billing_profile
         WHERE tenant_id = ANY(CAST(string_to_array(:tenants, ',') AS uuid[])) ORDER BY tenant_id FOR NO KEY UPDATE
     """
     return (await session.execute(text(statement), {"tenants": _joined(tenant.hex for tenant in tenant_ids)})).all()
@@ -163,7 +165,16 @@ async def copy_incoming(session: AsyncSession, lines: bytes) -> None:
 
 
 _KEY = "tenant_id, minute, project_id, key_id, model_id, model, endpoint, tier, outcome, price_version_id"
-_SUMS = ("requests", "input_uncached", "input_cached", "input_cache_write", "output", "reasoning", "amount_pico")
+_SUMS = (
+    "requests",
+    "input_uncached",
+    "input_cached",
+    "input_cache_write",
+    "output",
+    "reasoning",
+    "amount_pico",
+    "min_charge_pico",
+)
 _INSERT_INCOMING = f"""
     WITH inserted AS (
         INSERT INTO usage_event ({_EVENT_COLUMNS}) SELECT {_EVENT_COLUMNS} FROM incoming
@@ -177,7 +188,7 @@ _INSERT_INCOMING = f"""
         ON CONFLICT ({_KEY}) DO UPDATE SET {", ".join(f"{c} = r.{c} + excluded.{c}" for c in _SUMS)}
     )
     SELECT tenant_id, tx_id, model_id, tier, date_trunc('minute', admitted_at, 'UTC') AS minute, count(*) AS events,
-           sum(amount_pico) AS amount
+           sum(amount_pico) AS amount, sum(min_charge_pico) AS min_charge
     FROM inserted GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 5, 3, 4
 """  # noqa: S608 - built of constants
 
@@ -187,7 +198,7 @@ async def insert_incoming(session: AsyncSession) -> Sequence[Row[Any]]:
 
     Returns:
         per tenant, transaction id, model, tier and minute of admission, in the order in which they are charged: how
-        many were new, and their amount.
+        many were new, their amount, and what of it is minimum charges.
     """
     return (await session.execute(text(_INSERT_INCOMING))).all()
 

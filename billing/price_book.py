@@ -12,7 +12,8 @@ import msgspec
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import errors, queries
+from billing import errors
+from billing import price_queries as queries
 from billing.price_table import (
     EMPTY_TABLE,
     PriceTable,
@@ -21,6 +22,7 @@ from billing.price_table import (
     content_sha256,
     instant_us,
     price_text,
+    resolve,
     unit_price_pico,
 )
 from billing.types import PriceBook, PriceItem, PriceVersion
@@ -46,7 +48,8 @@ __all__ = [
 ]
 
 CONFIG_KIND = "prices"
-ITEMS_MAX = 20_000
+ITEMS_MAX = 20_000  # of one call
+VERSION_ITEMS_MAX = 200_000  # every gateway keeps those in force in memory
 
 
 async def create_book(session: AsyncSession, name: str, currency: Currency, *, for_plan: bool = False) -> UUID:
@@ -148,12 +151,16 @@ async def publish(
         raise errors.invalid_instant("Prices take effect now or later, at an instant with a time zone.")
     instant = effective_at or now
     book = await queries.book(session, version.book_id)
-    items = await queries.items(session, version_id)
-    if book is None or not items:
+    listed, discounts = await queries.items(session, version_id), await queries.discounts(session, version_id)
+    if book is None or not listed:
         raise errors.invalid_price("The draft has no prices.")
+    items = resolve(listed, discounts)
+    if len(items) > VERSION_ITEMS_MAX:
+        raise errors.invalid_price(f"A version has at most {VERSION_ITEMS_MAX:,} prices.")
     currency = Currency(book.currency)
     VersionPrices(version_id, currency, items)  # refuses an incomplete price
-    facts = PublishedVersion(version_id, book.id, currency, instant, tuple(items))
+    await queries.put_items(session, version_id, items[len(listed) :])
+    facts = PublishedVersion(version_id, book.id, currency, instant, tuple(items), tuple(discounts))
     try:
         await queries.publish_version(session, version_id, instant, now, content_sha256(facts))
     except IntegrityError as error:

@@ -9,16 +9,19 @@ from uuid import UUID
 import msgspec
 
 from billing.errors import invalid_price
-from billing.types import Meter, PriceItem, PriceSchedule
+from billing.types import PER_REQUEST, Meter, PriceDiscount, PriceItem, PriceSchedule, PriceStep
+from core.ids import IdKind, format_id
 from core.money import Currency, parse_pico
 from core.tiers import Tier
 
 MAX_DECIMALS = 6
 TOKENS_PER_PRICE = 1_000_000
+PPM = 1_000_000
 NEVER_US = 2**63 - 1
 MAX_UNIT_PICO = 10**12  # the column's bound: 1,000,000 per million tokens, or 1 per request
 
 Offer = tuple[UUID, Tier]
+Prices = dict[tuple[int, Meter], int]  # by step (0: none) and meter, pico
 
 
 def unit_price_pico(meter: Meter, price: str) -> int:
@@ -29,7 +32,7 @@ def unit_price_pico(meter: Meter, price: str) -> int:
             such a price is no whole number of pico per token, so that amounts would need rounding.
     """
     pico = parse_pico(price, param="items")
-    if meter is not Meter.REQUEST:
+    if meter not in PER_REQUEST:
         pico, rest = divmod(pico, TOKENS_PER_PRICE)
         if rest:
             raise invalid_price(
@@ -42,7 +45,7 @@ def unit_price_pico(meter: Meter, price: str) -> int:
 
 def price_text(meter: Meter, unit_pico: int) -> str:
     """Return the price as people write it: per million tokens with six decimals, per request with twelve."""
-    if meter is Meter.REQUEST:
+    if meter in PER_REQUEST:
         return f"{unit_pico // 10**12}.{unit_pico % 10**12:012d}"
     return f"{unit_pico // 10**6}.{unit_pico % 10**6:06d}"
 
@@ -55,17 +58,22 @@ class PublishedVersion(msgspec.Struct, frozen=True):
     currency: Currency
     effective_at: datetime
     items: tuple[PriceItem, ...]
+    discounts: tuple[PriceDiscount, ...] = ()
 
 
 def content_sha256(version: PublishedVersion) -> bytes:
     """Return the hash over every fact of a version; the order of items does not matter."""
     head = f"{version.id.hex}|{version.book_id.hex}|{version.currency.value}|{instant_us(version.effective_at)}"
-    lines = sorted(
+    lines = [
         f"{item.model_id.hex}|{int(item.tier)}|{item.meter.value}|"
         f"{item.tenant_id.hex if item.tenant_id else '-'}|{item.unit_price_pico}"
+        f"{f'|above {item.above_tokens}' if item.above_tokens else ''}"
         for item in version.items
-    )
-    return sha256("\n".join((head, *lines)).encode()).digest()
+    ]
+    lines += [
+        f"discount|{off.tenant_id.hex}|{off.model_id.hex}|{int(off.tier)}|{off.off_ppm}" for off in version.discounts
+    ]
+    return sha256("\n".join((head, *sorted(lines))).encode()).digest()
 
 
 def instant_us(instant: datetime) -> int:
@@ -74,27 +82,73 @@ def instant_us(instant: datetime) -> int:
     return whole * 1_000_000 + instant.microsecond
 
 
+def resolve(items: Sequence[PriceItem], discounts: Iterable[PriceDiscount]) -> list[PriceItem]:
+    """Return the items with the contract prices that the discounts make of the list, rounded half to even.
+
+    A discount is off every unit price of its model and tier, per token and per request; the minimum charge stays the
+    list's. A price that the tenant has of its own stays what it is.
+
+    Raises:
+        PlatformError: INVALID_PRICE, a discount is off a model and tier that have no price.
+    """
+    listed: dict[Offer, list[PriceItem]] = {}
+    for item in items:
+        if item.tenant_id is None:
+            listed.setdefault((item.model_id, item.tier), []).append(item)
+    own = {_place(item) for item in items if item.tenant_id is not None}
+    found = list(items)
+    for off in discounts:
+        offer = (off.model_id, off.tier)
+        if offer not in listed:
+            raise invalid_price(
+                f"The discount of {format_id(IdKind.TENANT, off.tenant_id)} is off the list of model "
+                f"{format_id(IdKind.MODEL, off.model_id)} in tier {off.tier.label}, which has no price there."
+            )
+        for item in listed[offer]:
+            contract = msgspec.structs.replace(
+                item, tenant_id=off.tenant_id, unit_price_pico=discounted(item.unit_price_pico, off.off_ppm)
+            )
+            if item.meter is not Meter.MIN_CHARGE and _place(contract) not in own:
+                found.append(contract)
+    return found
+
+
+def discounted(unit_pico: int, off_ppm: int) -> int:
+    """Return the price less so many millionths of it, rounded half to even: 37,500 less 12.5 % is 32,812."""
+    whole, rest = divmod(unit_pico * (PPM - off_ppm), PPM)
+    return whole + (2 * rest > PPM or (2 * rest == PPM and whole % 2 == 1))
+
+
+def _place(item: PriceItem) -> tuple[UUID, Tier, Meter, UUID | None, int]:
+    return item.model_id, item.tier, item.meter, item.tenant_id, item.above_tokens
+
+
 class VersionPrices:
     """All schedules of one version. Never changed once made."""
 
     def __init__(
         self, version_id: UUID, currency: Currency, items: Iterable[PriceItem], *, plan_book: UUID | None = None
     ) -> None:
-        list_meters: dict[Offer, dict[Meter, int]] = {}
-        own_meters: dict[tuple[UUID, Offer], dict[Meter, int]] = {}
+        """Make the schedules.
+
+        Raises:
+            PlatformError: INVALID_PRICE, an offer lacks a price that it needs.
+        """
+        listed: dict[Offer, Prices] = {}
+        own: dict[tuple[UUID, Offer], Prices] = {}
         for item in items:
-            offer = (item.model_id, item.tier)
+            offer, priced = (item.model_id, item.tier), (item.above_tokens, item.meter)
             if item.tenant_id is None:
-                list_meters.setdefault(offer, {})[item.meter] = item.unit_price_pico
+                listed.setdefault(offer, {})[priced] = item.unit_price_pico
             else:
-                own_meters.setdefault((item.tenant_id, offer), {})[item.meter] = item.unit_price_pico
+                own.setdefault((item.tenant_id, offer), {})[priced] = item.unit_price_pico
         self.version_id = version_id
         self.currency = currency
         self.plan_book = plan_book  # None: the list of the currency
-        self._list = {offer: self._schedule(offer, meters) for offer, meters in list_meters.items()}
+        self._list = {offer: self._schedule(offer, prices) for offer, prices in listed.items()}
         self._own = {
-            (tenant_id, *offer): self._schedule(offer, {**list_meters.get(offer, {}), **meters})
-            for (tenant_id, offer), meters in own_meters.items()
+            (tenant_id, *offer): self._schedule(offer, {**listed.get(offer, {}), **prices})
+            for (tenant_id, offer), prices in own.items()
         }
 
     def schedule(self, model_id: UUID, tier: Tier, tenant_id: UUID) -> PriceSchedule | None:
@@ -105,22 +159,45 @@ class VersionPrices:
         """Return the tenant's own prices, else None."""
         return self._own.get((tenant_id, model_id, tier)) if self._own else None
 
-    def _schedule(self, offer: Offer, meters: dict[Meter, int]) -> PriceSchedule:
-        model_id, tier = offer
-        missing = [meter.value for meter in (Meter.INPUT, Meter.OUTPUT) if meter not in meters]
-        if missing:
-            raise invalid_price(f"Model {model_id} in tier {tier.label} has no {' and no '.join(missing)} price.")
+    def _schedule(self, offer: Offer, prices: Prices) -> PriceSchedule:
+        tier = offer[1]
+        named = {meter for above, meter in prices if not above and meter not in PER_REQUEST}
+        steps = tuple(
+            PriceStep(above, *_unit_prices(offer, prices, above, named))
+            for above in sorted({above for above, _ in prices if above})
+        )
         return PriceSchedule(
             self.version_id,
             self.currency,
             tier,
-            input=meters[Meter.INPUT],
-            cached_input=meters.get(Meter.CACHED_INPUT, meters[Meter.INPUT]),
-            cache_write=meters.get(Meter.CACHE_WRITE, meters[Meter.INPUT]),
-            output=meters[Meter.OUTPUT],
-            reasoning=meters.get(Meter.REASONING, meters[Meter.OUTPUT]),
-            request=meters.get(Meter.REQUEST, 0),
+            *_unit_prices(offer, prices, 0, named),
+            request=prices.get((0, Meter.REQUEST), 0),
+            minimum=prices.get((0, Meter.MIN_CHARGE), 0),
+            steps=steps,
         )
+
+
+def _unit_prices(offer: Offer, prices: Prices, above: int, named: set[Meter]) -> tuple[int, int, int, int, int]:
+    """Return the prices of input, cached input, cache write, output and reasoning, of one step or without one.
+
+    A step is a whole set: it prices each meter that is priced without it, so that no old price slips into it.
+    """
+    needed = {Meter.INPUT, Meter.OUTPUT} | named
+    missing = [meter.value for meter in Meter if meter in needed and (above, meter) not in prices]
+    if missing:
+        where = f" above {above:,} input tokens" if above else ""
+        raise invalid_price(
+            f"Model {format_id(IdKind.MODEL, offer[0])} in tier {offer[1].label} has no {' and no '.join(missing)} "
+            f"price{where}."
+        )
+    one, result = prices[above, Meter.INPUT], prices[above, Meter.OUTPUT]
+    return (
+        one,
+        prices.get((above, Meter.CACHED_INPUT), one),
+        prices.get((above, Meter.CACHE_WRITE), one),
+        result,
+        prices.get((above, Meter.REASONING), result),
+    )
 
 
 class PriceTable:

@@ -1,142 +1,18 @@
-"""Queries of prices, accounts and usage. What a tenant owns takes `tenant_id` first; posting has its own file."""
+"""Queries of accounts and usage. What a tenant owns takes `tenant_id` first; prices and posting have own files."""
 
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, select, text, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.tables import PriceBookRow, PriceItemRow, PriceVersionRow
-from billing.types import Balance, BillingMode, Meter, PriceItem
+from billing.types import Balance, BillingMode
 from core.money import Currency
-from core.tiers import Tier
 
-UNIQUE_VIOLATION = "23505"
 PAGE_MAX = 500
 EXPIRY_LEAD = "90 seconds"  # credit counts for admission until so long before it expires: figures are set once a minute
-
-
-def is_unique_violation(error: IntegrityError) -> bool:
-    return getattr(error.orig, "sqlstate", None) == UNIQUE_VIOLATION
-
-
-# Prices
-
-
-async def insert_book(
-    session: AsyncSession, book_id: UUID, name: str, currency: Currency, *, for_plan: bool = False
-) -> bool:
-    """Insert the book; False when it is to be the list of a currency that has one."""
-    statement = """
-        INSERT INTO price_book (id, name, currency, for_plan) VALUES (:id, :name, :currency, :for_plan)
-        ON CONFLICT (currency) WHERE NOT for_plan DO NOTHING RETURNING id
-    """
-    values = {"id": book_id, "name": name, "currency": currency.value, "for_plan": for_plan}
-    row = await session.execute(text(statement), values)
-    return row.first() is not None
-
-
-async def book(session: AsyncSession, book_id: UUID) -> PriceBookRow | None:
-    return await session.get(PriceBookRow, book_id)
-
-
-async def books(session: AsyncSession) -> Sequence[PriceBookRow]:
-    return (await session.scalars(select(PriceBookRow).order_by(PriceBookRow.currency))).all()
-
-
-async def insert_version(session: AsyncSession, version_id: UUID, book_id: UUID, note: str) -> None:
-    statement = "INSERT INTO price_version (id, book_id, note) VALUES (:id, :book, :note)"
-    await session.execute(text(statement), {"id": version_id, "book": book_id, "note": note})
-
-
-async def version(session: AsyncSession, version_id: UUID) -> PriceVersionRow | None:
-    return await session.get(PriceVersionRow, version_id, populate_existing=True)
-
-
-async def lock_version(session: AsyncSession, version_id: UUID) -> PriceVersionRow | None:
-    statement = select(PriceVersionRow).where(PriceVersionRow.id == version_id).with_for_update()
-    return (await session.scalars(statement.execution_options(populate_existing=True))).one_or_none()
-
-
-async def versions(session: AsyncSession, book_id: UUID) -> Sequence[PriceVersionRow]:
-    """Return the newest versions of a book, at most a page."""
-    statement = select(PriceVersionRow).where(PriceVersionRow.book_id == book_id)
-    return (await session.scalars(statement.order_by(PriceVersionRow.id.desc()).limit(PAGE_MAX))).all()
-
-
-async def last_published(session: AsyncSession, book_id: UUID) -> UUID | None:
-    """Return the published version with the latest effective instant, be it to come."""
-    statement = (
-        select(PriceVersionRow.id)
-        .where(PriceVersionRow.book_id == book_id, PriceVersionRow.state == "published")
-        .order_by(PriceVersionRow.effective_at.desc())
-        .limit(1)
-    )
-    return (await session.scalars(statement)).one_or_none()
-
-
-async def copy_items(session: AsyncSession, source: UUID, target: UUID) -> None:
-    statement = """
-        INSERT INTO price_item (version_id, model_id, tier, meter, tenant_id, unit_price_pico)
-        SELECT :target, model_id, tier, meter, tenant_id, unit_price_pico FROM price_item WHERE version_id = :source
-    """
-    await session.execute(text(statement), {"source": source, "target": target})
-
-
-async def put_items(session: AsyncSession, version_id: UUID, items: Sequence[PriceItem]) -> None:
-    """Insert the items, each instead of one for the same model, tier, meter and tenant."""
-    statement = """
-        INSERT INTO price_item (version_id, model_id, tier, meter, tenant_id, unit_price_pico)
-        VALUES (:version, :model, :tier, :meter, :tenant, :price)
-        ON CONFLICT (version_id, model_id, tier, meter, tenant_id)
-        DO UPDATE SET unit_price_pico = excluded.unit_price_pico
-    """
-    rows = [
-        {
-            "version": version_id,
-            "model": item.model_id,
-            "tier": int(item.tier),
-            "meter": item.meter.value,
-            "tenant": item.tenant_id,
-            "price": item.unit_price_pico,
-        }
-        for item in items
-    ]
-    if rows:
-        await session.execute(text(statement), rows)
-
-
-async def items(session: AsyncSession, version_id: UUID) -> list[PriceItem]:
-    rows = await session.scalars(select(PriceItemRow).where(PriceItemRow.version_id == version_id))
-    return sorted(
-        (PriceItem(r.model_id, Tier(r.tier), Meter(r.meter), r.unit_price_pico, r.tenant_id) for r in rows),
-        key=lambda item: (item.model_id, item.tier, item.meter, item.tenant_id is not None, str(item.tenant_id)),
-    )
-
-
-async def publish_version(
-    session: AsyncSession, version_id: UUID, effective_at: datetime, published_at: datetime, sha256: bytes
-) -> None:
-    await session.execute(
-        update(PriceVersionRow)
-        .where(PriceVersionRow.id == version_id)
-        .values(state="published", effective_at=effective_at, published_at=published_at, content_sha256=sha256)
-    )
-
-
-async def versions_in_force(session: AsyncSession, now: datetime) -> Sequence[Row[Any]]:
-    """Return id, currency, plan's book and effective instant of each book's version in force and of those to come."""
-    statement = """
-        SELECT v.id, b.currency, v.effective_at, CASE WHEN b.for_plan THEN b.id END AS plan_book
-        FROM price_version v JOIN price_book b ON b.id = v.book_id
-        WHERE v.state = 'published' AND v.effective_at >= coalesce(
-            (SELECT max(w.effective_at) FROM price_version w
-             WHERE w.book_id = v.book_id AND w.state = 'published' AND w.effective_at <= :now), v.effective_at)
-    """
-    return (await session.execute(text(statement), {"now": now})).all()
 
 
 # Accounts
@@ -188,8 +64,9 @@ async def insert_bounded_account(
 
 async def insert_profile(session: AsyncSession, tenant_id: UUID, values: dict[str, Any]) -> None:
     statement = """
-        INSERT INTO billing_profile (tenant_id, currency, mode, unbilled_account, revenue_account, overrun_account)
-        VALUES (:tenant, :currency, :mode, :unbilled_account, :revenue_account, :overrun_account)
+        INSERT INTO billing_profile
+            (tenant_id, currency, mode, unbilled_account, revenue_account, min_charge_account, overrun_account)
+        VALUES (:tenant, :currency, :mode, :unbilled_account, :revenue_account, :min_charge_account, :overrun_account)
     """
     await session.execute(text(statement), {"tenant": tenant_id, **values})
 
@@ -301,7 +178,7 @@ async def usage_by_day_and_model(
                sum(requests) FILTER (WHERE outcome = 'completed') AS completed,
                sum(input_uncached) AS input_uncached, sum(input_cached) AS input_cached,
                sum(input_cache_write) AS input_cache_write, sum(output) AS output, sum(reasoning) AS reasoning,
-               sum(amount_pico) AS amount_pico
+               sum(amount_pico) AS amount_pico, sum(min_charge_pico) AS min_charge_pico
         FROM usage_rollup
         WHERE tenant_id = :tenant AND minute >= :start AND minute < :end
           AND (CAST(:project AS uuid) IS NULL OR project_id = :project)

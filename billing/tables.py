@@ -4,7 +4,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Boolean, Date, DateTime, LargeBinary, Numeric, SmallInteger, Text, text
+from sqlalchemy import BigInteger, Boolean, Date, DateTime, Integer, LargeBinary, Numeric, SmallInteger, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from core.db import Base
@@ -45,7 +45,20 @@ class PriceItemRow(Base):
     tier: Mapped[int] = mapped_column(SmallInteger, primary_key=True)
     meter: Mapped[str] = mapped_column(Text, primary_key=True)
     tenant_id: Mapped[UUID | None] = mapped_column(primary_key=True)
+    above_tokens: Mapped[int] = mapped_column(BigInteger, primary_key=True, server_default="0")
     unit_price_pico: Mapped[int] = mapped_column(BigInteger)
+
+
+class PriceDiscountRow(Base):
+    """How a tenant's own prices of a version came about."""
+
+    __tablename__ = "price_discount"
+
+    version_id: Mapped[UUID] = mapped_column(primary_key=True)
+    tenant_id: Mapped[UUID] = mapped_column(primary_key=True)
+    model_id: Mapped[UUID] = mapped_column(primary_key=True)
+    tier: Mapped[int] = mapped_column(SmallInteger, primary_key=True)
+    off_ppm: Mapped[int] = mapped_column(Integer)
 
 
 class LedgerAccountRow(Base):
@@ -77,6 +90,7 @@ class BillingProfileRow(Base):
     mode: Mapped[str] = mapped_column(Text)
     unbilled_account: Mapped[UUID | None]
     revenue_account: Mapped[UUID]
+    min_charge_account: Mapped[UUID]
     overrun_account: Mapped[UUID]
     version: Mapped[int] = mapped_column(BigInteger, server_default="1")
     created_at: Mapped[datetime] = mapped_column(Instant, server_default=NOW)
@@ -146,6 +160,7 @@ class UsageEventRow(Base):
     output: Mapped[int] = mapped_column(BigInteger)
     reasoning: Mapped[int] = mapped_column(BigInteger)
     amount_pico: Mapped[int] = mapped_column(BigInteger)
+    min_charge_pico: Mapped[int] = mapped_column(BigInteger, server_default="0")
     admitted_at: Mapped[datetime] = mapped_column(Instant)
     ended_at: Mapped[datetime] = mapped_column(Instant)
     queue_us: Mapped[int] = mapped_column(BigInteger)
@@ -177,6 +192,7 @@ class UsageRollupRow(Base):
     output: Mapped[Decimal] = mapped_column(Pico)
     reasoning: Mapped[Decimal] = mapped_column(Pico)
     amount_pico: Mapped[Decimal] = mapped_column(Pico)
+    min_charge_pico: Mapped[Decimal] = mapped_column(Pico, server_default="0")
 
 
 class UsageQuarantineRow(Base):

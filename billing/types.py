@@ -5,14 +5,30 @@ from enum import StrEnum
 from uuid import UUID
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from core.money import Currency
 from core.tiers import Tier
 from core.usage import NO_USAGE, TokenUsage
 
 
+class PriceStep(msgspec.Struct, frozen=True, gc=False):
+    """Unit prices of a request with more than `above` input tokens in total, whatever of them was cached."""
+
+    above: int
+    input: int
+    cached_input: int
+    cache_write: int
+    output: int
+    reasoning: int
+
+
 class PriceSchedule(msgspec.Struct, frozen=True, gc=False):
-    """Unit prices of one model and tier for one tenant, frozen at admission. Pico per token; `request` per call."""
+    """Unit prices of one model and tier for one tenant, frozen at admission. Pico per token; `request` per call.
+
+    `minimum` is what a call costs at least. `steps` rise in `above`; the last one that a request's input exceeds prices
+    all of it. The dearest prices are of the unit prices without a step, made here once for every hold.
+    """
 
     price_version_id: UUID
     currency: Currency
@@ -23,6 +39,14 @@ class PriceSchedule(msgspec.Struct, frozen=True, gc=False):
     output: int
     reasoning: int
     request: int = 0
+    minimum: int = 0
+    steps: tuple[PriceStep, ...] = ()
+    dearest_input: int = 0
+    dearest_output: int = 0
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "dearest_input", max(self.input, self.cached_input, self.cache_write))
+        force_setattr(self, "dearest_output", max(self.output, self.reasoning))
 
 
 class PriceBook(msgspec.Struct, frozen=True):
@@ -68,7 +92,7 @@ class CountSource(StrEnum):
 class UsageEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One generation as it is billed: what the gateway writes to its spool and the poster posts, exactly once.
 
-    The id is minted by the gateway (UUIDv7). `amount_pico` is what `pricing.rate` gave at `price_version_id`; the
+    The id is minted by the gateway (UUIDv7). `amount_pico` is what `pricing.charge` gave at `price_version_id`; the
     poster rates again and puts an event that differs into quarantine. New fields go last, with a default.
     """
 
@@ -108,16 +132,30 @@ class Meter(StrEnum):
     OUTPUT = "output"
     REASONING = "reasoning"  # the output price where none is given
     REQUEST = "request"  # per request; 0 where none is given
+    MIN_CHARGE = "min_charge"  # what a request costs at least; 0 where none is given
+
+
+PER_REQUEST = frozenset({Meter.REQUEST, Meter.MIN_CHARGE})
 
 
 class PriceItem(msgspec.Struct, frozen=True, order=True):
-    """One unit price in whole pico: per token, or per request for `Meter.REQUEST`."""
+    """One unit price in whole pico: per token, or per request for the meters `PER_REQUEST`."""
 
     model_id: UUID
     tier: Tier
     meter: Meter
     unit_price_pico: int
     tenant_id: UUID | None = None  # set: this tenant's own price, instead of the list's
+    above_tokens: int = 0  # of a long-context step: holds for requests with more input tokens than this
+
+
+class PriceDiscount(msgspec.Struct, frozen=True, order=True):
+    """A tenant's percentage off the list of one model and tier, in millionths; publication makes prices of it."""
+
+    tenant_id: UUID
+    model_id: UUID
+    tier: Tier
+    off_ppm: int
 
 
 class BillingMode(StrEnum):

@@ -28,6 +28,7 @@ class DayUsage(msgspec.Struct, frozen=True):
     output: int
     reasoning: int
     amount_pico: int
+    min_charge_pico: int = 0  # part of the amount: what minimum charges add
 
 
 async def by_day_and_model(
@@ -77,6 +78,7 @@ async def by_day_and_model(
             int(row.output),
             int(row.reasoning),
             int(row.amount_pico),
+            int(row.min_charge_pico),
         )
         for row in rows
     ]

@@ -4,19 +4,19 @@ They repeat in SQL what the code computes in Python, on purpose: two ways to one
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import queries
+from billing import price_queries
 from billing.price_table import PublishedVersion, VersionPrices
-from billing.types import PriceSchedule
+from billing.types import PriceSchedule, PriceStep
 from core.money import Currency
 
 PAGE = 1000
+BIGINT_MAX = 2**63 - 1
 
 # name of the table → statement; columns are row (text) and problem (text)
 _CHECKS = {
@@ -36,6 +36,11 @@ _CHECKS = {
                 ('usage', 'expense.overrun', 'revenue.usage'),
                 ('usage', 'liability.credit_promo', 'revenue.usage'),
                 ('usage', 'liability.credit_goodwill', 'revenue.usage'),
+                ('usage', 'liability.credit_paid', 'revenue.min_charge'),
+                ('usage', 'asset.unbilled', 'revenue.min_charge'),
+                ('usage', 'expense.overrun', 'revenue.min_charge'),
+                ('usage', 'liability.credit_promo', 'revenue.min_charge'),
+                ('usage', 'liability.credit_goodwill', 'revenue.min_charge'),
                 ('usage', 'contra.promo_used', 'contra.promo_unearned'),
                 ('grant', 'contra.promo_unearned', 'liability.credit_promo'),
                 ('grant', 'contra.promo_unearned', 'liability.credit_goodwill'),
@@ -146,14 +151,18 @@ _CHECKS = {
     """,
     "usage_event and ledger_transfer": """
         SELECT x.id::text AS row,
-               'its events come to ' || coalesce(e.amount, 0) || ', its transfers to ' || coalesce(t.amount, 0)
-               AS problem
+               'its events come to ' || coalesce(e.amount, 0) || ' and ' || coalesce(e.min_charge, 0)
+               || ' of minimum charges, its transfers to ' || coalesce(t.amount, 0) || ' and '
+               || coalesce(t.min_charge, 0) AS problem
         FROM ledger_tx x
-        LEFT JOIN (SELECT tx_id, sum(amount_pico) AS amount FROM usage_event GROUP BY tx_id) e ON e.tx_id = x.id
-        LEFT JOIN (SELECT r.tx_id, sum(r.amount) AS amount FROM ledger_transfer r
-                   JOIN ledger_account a ON a.id = r.credit_account AND a.code = 'revenue.usage'
-                   GROUP BY r.tx_id) t ON t.tx_id = x.id
-        WHERE x.kind = 'usage' AND coalesce(e.amount, 0) <> coalesce(t.amount, 0)
+        LEFT JOIN (SELECT tx_id, sum(amount_pico - min_charge_pico) AS amount, sum(min_charge_pico) AS min_charge
+                   FROM usage_event GROUP BY tx_id) e ON e.tx_id = x.id
+        LEFT JOIN (SELECT r.tx_id, sum(r.amount) FILTER (WHERE a.code = 'revenue.usage') AS amount,
+                          sum(r.amount) FILTER (WHERE a.code = 'revenue.min_charge') AS min_charge
+                   FROM ledger_transfer r JOIN ledger_account a ON a.id = r.credit_account
+                   WHERE a.code IN ('revenue.usage', 'revenue.min_charge') GROUP BY r.tx_id) t ON t.tx_id = x.id
+        WHERE x.kind = 'usage' AND (coalesce(e.amount, 0), coalesce(e.min_charge, 0))
+                                   <> (coalesce(t.amount, 0), coalesce(t.min_charge, 0))
         ORDER BY x.id LIMIT 1
     """,
     "usage_rollup": """
@@ -162,7 +171,7 @@ _CHECKS = {
                    endpoint, tier, outcome, price_version_id, min(currency) AS currency, count(*)::numeric AS requests,
                    sum(input_uncached) AS input_uncached, sum(input_cached) AS input_cached,
                    sum(input_cache_write) AS input_cache_write, sum(output) AS output, sum(reasoning) AS reasoning,
-                   sum(amount_pico) AS amount_pico
+                   sum(amount_pico) AS amount_pico, sum(min_charge_pico) AS min_charge_pico
             FROM usage_event GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
         )
         SELECT 'tenant ' || tenant_id || ' minute ' || minute || ' model ' || model AS row,
@@ -172,34 +181,47 @@ _CHECKS = {
         FROM usage_rollup r FULL JOIN events e USING
             (tenant_id, minute, project_id, key_id, model_id, model, endpoint, tier, outcome, price_version_id)
         WHERE (r.currency, r.requests, r.input_uncached, r.input_cached, r.input_cache_write, r.output, r.reasoning,
-               r.amount_pico) IS DISTINCT FROM
+               r.amount_pico, r.min_charge_pico) IS DISTINCT FROM
               (e.currency, e.requests, e.input_uncached, e.input_cached, e.input_cache_write, e.output, e.reasoning,
-               e.amount_pico)
+               e.amount_pico, e.min_charge_pico)
         ORDER BY tenant_id, minute LIMIT 1
     """,
 }
 CHECKS = tuple(_CHECKS)
 
+# A schedule is a row per step: it holds for more than `above` input tokens, up to `up_to`.
 _RERATE = """
     WITH schedule AS (
         SELECT * FROM unnest(CAST(:version AS uuid[]), CAST(:model AS uuid[]), CAST(:tier AS smallint[]),
-            CAST(:tenant AS uuid[]), CAST(:currency AS text[]), CAST(:input AS numeric[]), CAST(:cached AS numeric[]),
-            CAST(:cache_write AS numeric[]), CAST(:output AS numeric[]), CAST(:reasoning AS numeric[]),
-            CAST(:request AS numeric[]))
-            AS s (version, model, tier, tenant, currency, input, cached, cache_write, output, reasoning, request)
-    ), rated AS (
-        SELECT e.id, e.amount_pico, e.currency = s.currency AS fits, CASE
-            WHEN e.outcome NOT IN ('completed', 'client_abort') THEN 0
-            WHEN e.outcome = 'client_abort' AND e.output + e.reasoning = 0 THEN 0
-            WHEN e.input_uncached + e.input_cached + e.input_cache_write + e.output + e.reasoning = 0 THEN 0
+            CAST(:tenant AS uuid[]), CAST(:currency AS text[]), CAST(:above AS bigint[]), CAST(:up_to AS bigint[]),
+            CAST(:input AS numeric[]), CAST(:cached AS numeric[]), CAST(:cache_write AS numeric[]),
+            CAST(:output AS numeric[]), CAST(:reasoning AS numeric[]), CAST(:request AS numeric[]),
+            CAST(:minimum AS numeric[]))
+            AS s (version, model, tier, tenant, currency, above, up_to, input, cached, cache_write, output, reasoning,
+                  request, minimum)
+    ), priced AS (
+        SELECT e.id, e.amount_pico, e.min_charge_pico, e.currency = s.currency AS fits, s.minimum, CASE
+            WHEN e.outcome NOT IN ('completed', 'client_abort') THEN NULL
+            WHEN e.outcome = 'client_abort' AND e.output + e.reasoning = 0 THEN NULL
+            WHEN e.input_uncached + e.input_cached + e.input_cache_write + e.output + e.reasoning = 0 THEN NULL
             ELSE e.input_uncached * s.input + e.input_cached * s.cached + e.input_cache_write * s.cache_write
-                 + e.output * s.output + e.reasoning * s.reasoning + s.request END AS right_pico
+                 + e.output * s.output + e.reasoning * s.reasoning + s.request END AS usage_pico
         FROM usage_event e LEFT JOIN schedule s
           ON s.version = e.price_version_id AND s.model = e.model_id AND s.tier = e.tier AND s.tenant = e.tenant_id
+             AND e.input_uncached + e.input_cached + e.input_cache_write > s.above
+             AND e.input_uncached + e.input_cached + e.input_cache_write <= s.up_to
+    ), rated AS (
+        SELECT id, amount_pico, min_charge_pico, fits,
+               CASE WHEN usage_pico IS NULL THEN 0 ELSE greatest(usage_pico, minimum) END AS right_pico,
+               CASE WHEN usage_pico < minimum THEN minimum - usage_pico ELSE 0 END AS right_min_pico
+        FROM priced
     )
-    SELECT id::text AS row, 'it is billed ' || amount_pico || ' pico, its price version gives '
-           || coalesce(right_pico::text, 'no price') AS problem
-    FROM rated WHERE amount_pico IS DISTINCT FROM right_pico OR NOT coalesce(fits, false) ORDER BY id LIMIT 1
+    SELECT id::text AS row, CASE WHEN fits IS NULL THEN 'its price version has no price for it' ELSE
+           'it is billed ' || amount_pico || ' pico with a minimum charge of ' || min_charge_pico
+           || ', its price version gives ' || right_pico || ' with ' || right_min_pico END AS problem
+    FROM rated
+    WHERE (amount_pico, min_charge_pico) IS DISTINCT FROM (right_pico, right_min_pico) OR NOT coalesce(fits, false)
+    ORDER BY id LIMIT 1
 """
 
 
@@ -222,14 +244,17 @@ async def published_versions(session: AsyncSession) -> list[tuple[PublishedVersi
     """
     found = []
     for row in (await session.execute(text(statement))).all():
-        items = tuple(await queries.items(session, row.id))
-        found.append((_facts(row, items), row.content_sha256))
+        items = await price_queries.items(session, row.id)
+        facts = PublishedVersion(
+            row.id,
+            row.book_id,
+            Currency(row.currency),
+            row.effective_at,
+            tuple(items),
+            tuple(await price_queries.discounts(session, row.id)),
+        )
+        found.append((facts, row.content_sha256))
     return found
-
-
-def _facts(row: Row[Any], items: Sequence[Any]) -> PublishedVersion:
-    effective_at: datetime = row.effective_at
-    return PublishedVersion(row.id, row.book_id, Currency(row.currency), effective_at, tuple(items))
 
 
 async def priced_offers(session: AsyncSession) -> Sequence[Row[Any]]:
@@ -242,20 +267,30 @@ async def first_misrated(
     session: AsyncSession, schedules: Sequence[tuple[UUID, UUID, PriceSchedule]]
 ) -> Row[Any] | None:
     """Rate all events again at `schedules` (tenant, model, prices); return the first whose amount differs."""
+    bands = [(tenant, model, s, band) for tenant, model, s in schedules for band in _bands(s)]
     values: Mapping[str, list[Any]] = {
-        "tenant": [tenant for tenant, _, _ in schedules],
-        "model": [model for _, model, _ in schedules],
-        "version": [s.price_version_id for _, _, s in schedules],
-        "tier": [int(s.tier) for _, _, s in schedules],
-        "currency": [s.currency.value for _, _, s in schedules],
-        "input": [s.input for _, _, s in schedules],
-        "cached": [s.cached_input for _, _, s in schedules],
-        "cache_write": [s.cache_write for _, _, s in schedules],
-        "output": [s.output for _, _, s in schedules],
-        "reasoning": [s.reasoning for _, _, s in schedules],
-        "request": [s.request for _, _, s in schedules],
+        "tenant": [tenant for tenant, _, _, _ in bands],
+        "model": [model for _, model, _, _ in bands],
+        "version": [s.price_version_id for _, _, s, _ in bands],
+        "tier": [int(s.tier) for _, _, s, _ in bands],
+        "currency": [s.currency.value for _, _, s, _ in bands],
+        "above": [above for _, _, _, (above, _, _) in bands],
+        "up_to": [up_to for _, _, _, (_, up_to, _) in bands],
+        "input": [unit.input for _, _, _, (_, _, unit) in bands],
+        "cached": [unit.cached_input for _, _, _, (_, _, unit) in bands],
+        "cache_write": [unit.cache_write for _, _, _, (_, _, unit) in bands],
+        "output": [unit.output for _, _, _, (_, _, unit) in bands],
+        "reasoning": [unit.reasoning for _, _, _, (_, _, unit) in bands],
+        "request": [s.request for _, _, s, _ in bands],
+        "minimum": [s.minimum for _, _, s, _ in bands],
     }
     return (await session.execute(text(_RERATE), dict(values))).first()
+
+
+def _bands(s: PriceSchedule) -> list[tuple[int, int, PriceSchedule | PriceStep]]:
+    """Return for each set of unit prices more than how many input tokens, and up to how many, it is for."""
+    starts = [-1, *(step.above for step in s.steps)]
+    return list(zip(starts, [*starts[1:], BIGINT_MAX], (s, *s.steps), strict=True))
 
 
 async def quarantine_after(session: AsyncSession, tenant_id: UUID, event_id: UUID) -> Sequence[Row[Any]]:

@@ -255,4 +255,4 @@ async def test_a_transaction_that_moves_nothing_is_an_entry(sessions: db.Session
     for kind in BooksFormat:
         path = await written(sessions, kind, tmp_path)
         assert objections(path) == ""
-        assert "; the end: 2 entries, 4 accounts" in path.read_text("utf-8")
+        assert "; the end: 2 entries, 5 accounts" in path.read_text("utf-8")

@@ -126,7 +126,9 @@ def test_usage_takes_from_lots_in_order_and_the_rest_is_ours(
     names = {"rev": UUID(int=99), "over": UUID(int=98)} | {f"a{i}": UUID(int=i + 1) for i in range(3)}
     sources = [Source(names[f"a{i}"], left) for i, left in enumerate(available)]
     charges = [ledger.Charge(amount, make.MODEL, Tier.STANDARD, datetime(2025, 11, 5, tzinfo=UTC))]
-    transfers, over = ledger.usage_transfers(charges, sources, revenue=names["rev"], overrun=names["over"])
+    transfers, over = ledger.usage_transfers(
+        charges, sources, revenue=names["rev"], min_charges=UUID(int=97), overrun=names["over"]
+    )
     assert over == overrun
     assert [(t.debit, t.credit, t.amount) for t in transfers] == [(names[n], names["rev"], part) for n, part in right]
 

@@ -175,8 +175,9 @@ async def test_one_event_that_postgres_refuses_does_not_hold_up_the_others(
     events = [make.event(tenant_id, s) for _ in range(9)]
     real = assess.copy_line
 
-    def line(event: UsageEvent, tx: str) -> str:
-        return real(event, tx).replace("\tchat\t", "\tch\0at\t") if event == events[4] else real(event, tx)
+    def line(event: UsageEvent, tx: str, min_charge: int) -> str:
+        right = real(event, tx, min_charge)
+        return right.replace("\tchat\t", "\tch\0at\t") if event == events[4] else right
 
     monkeypatch.setattr(assess, "copy_line", line)
     await write(world.spool_dir / "r1", events)
