@@ -181,6 +181,7 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("GET", f"{ADMIN}/price-books/{{book_id}}/versions"): _operator(Op.PRICE_READ),
         ("POST", f"{ADMIN}/price-books/{{book_id}}/versions"): _operator(Op.PRICE_WRITE, "price_version.draft"),
         ("GET", PRICE_VERSION): _operator(Op.PRICE_READ),
+        ("GET", f"{PRICE_VERSION}/impact"): _operator(Op.LEDGER_READ),
         ("PATCH", PRICE_VERSION): _operator(Op.PRICE_WRITE, "price_version.change"),
         ("POST", f"{PRICE_VERSION}/publish"): _operator(Op.PRICE_WRITE, "price_version.publish"),
         ("GET", f"{ADMIN}/models"): _operator(Op.CATALOG_READ),

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.rating_sql import SCHEDULES, amount_of, schedule_values
+from billing.rating_queries import SCHEDULES, amount_of, is_rated_at, schedule_values
 from billing.types import PriceSchedule
 
 TIME_LIMIT = "10min"  # of one day's usage
@@ -34,17 +34,16 @@ _DAY = f"""
     WITH schedule AS (SELECT * FROM {SCHEDULES}), event AS (
         SELECT s.tenant, s.model, s.tier, s.version, e.outcome, count(*) AS requests, sum(e.amount_pico) AS paid,
                sum({amount_of("e")}) AS would
-        FROM usage_event e JOIN schedule s ON s.tenant = e.tenant_id AND s.model = e.model_id AND s.tier = e.tier
-             AND s.version = e.price_version_id
+        FROM usage_event e JOIN schedule s ON {is_rated_at("e")}
         WHERE e.day BETWEEN CAST(:since AS date) - 1 AND CAST(:until AS date)
           AND e.admitted_at >= :since AND e.admitted_at < :until
         GROUP BY 1, 2, 3, 4, 5
     ), minute AS (
-        SELECT s.tenant, s.model, s.tier, s.version, m.outcome, m.requests, m.amount_pico AS paid, {amount_of("m")} AS would,
+        SELECT s.tenant, s.model, s.tier, s.version, m.outcome, m.requests, m.amount_pico AS paid,
+               {amount_of("m")} AS would,
                m.requests = 1 OR m.outcome NOT IN ('completed', 'client_abort')
                OR (s.proportional AND (m.outcome = 'completed' OR m.output + m.reasoning = 0)) AS exact
-        FROM usage_rollup m JOIN schedule s ON s.tenant = m.tenant_id AND s.model = m.model_id AND s.tier = m.tier
-             AND s.version = m.price_version_id
+        FROM usage_rollup m JOIN schedule s ON {is_rated_at("m")}
         WHERE m.tenant_id = ANY(CAST(:tenant AS uuid[])) AND m.minute >= :since AND m.minute < :until
     ), rolled AS (
         SELECT tenant, model, tier, version, outcome, sum(requests) AS requests, sum(paid) AS paid,
@@ -71,10 +70,9 @@ async def day(
 ) -> AsyncGenerator[Row[Any], None]:
     """Yield what a day's usage of these offers came to, and would have at these prices, by tenant, model and tier."""
     await session.execute(text(f"SET LOCAL statement_timeout = '{TIME_LIMIT}'"))
-    values = {**schedule_values([(offer[0], offer[1], offer[3], s) for offer, s in rated])}
+    values = schedule_values([(tenant, model, version, s) for (tenant, model, _, version), s in rated])
     options = {"yield_per": ROWS_FETCHED}
-    bounds = {"since": since, "until": until}
-    result = await session.stream(text(_DAY), {**values, **bounds}, execution_options=options)
+    result = await session.stream(text(_DAY), {**values, "since": since, "until": until}, execution_options=options)
     try:
         async for row in result:
             yield row

@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     migrate = commands.add_parser("migrate", parents=[home], help="bring the database schema to this version")
     migrate.set_defaults(command=_migrate)
     _add_ledger(commands, home)
+    _add_prices(commands, home)
     _add_audit(commands, home)
     _add_spool(commands, home)
     _add_secrets(commands, home)
@@ -174,6 +175,31 @@ def _ledger(action: str, *names: str) -> Callable[[argparse.Namespace], int]:
         return done
 
     return run
+
+
+def _add_prices(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser) -> None:
+    prices = commands.add_parser("prices", help="look at what prices do")
+    actions = prices.add_subparsers(title="actions", required=True, metavar="action")
+    impact = actions.add_parser(
+        "impact",
+        parents=[home],
+        help="show what a draft would have done to recorded usage",
+        description="Rate the usage of past days at the prices of a draft or published version, and show what each "
+        "tenant paid and would have paid. Progress goes to standard error.",
+    )
+    impact.add_argument("version", help="the draft, pver_…")
+    impact.add_argument("--start", type=_day, required=True, metavar="DATE", help="the first day (UTC)")
+    impact.add_argument("--end", type=_day, required=True, metavar="DATE", help="the last day (UTC), included")
+    impact.add_argument("--format", choices=["table", "csv", "json"], default="table", help="default: table")
+    impact.add_argument("--output", type=Path, metavar="FILE", help="where to (default: standard output)")
+    impact.set_defaults(command=_prices_impact)
+
+
+def _prices_impact(options: argparse.Namespace) -> int:
+    from cli.prices import impact
+
+    days = (options.start, options.end)
+    return impact(options.home, options.version, days, kind=options.format, output=options.output)
 
 
 def _add_audit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser) -> None:

@@ -124,6 +124,11 @@ async def plans(session: AsyncSession, after: UUID | None, limit: int) -> Sequen
     return (await session.scalars(query)).all()
 
 
+async def tenants_with_book(session: AsyncSession, price_book_id: UUID) -> Sequence[UUID]:
+    query = select(TenantRow.id).join(PlanRow, PlanRow.id == TenantRow.plan_id)
+    return (await session.scalars(query.where(PlanRow.price_book_id == price_book_id))).all()
+
+
 async def save_plan(session: AsyncSession, row: PlanRow) -> None:
     """Write a new or changed plan.
 

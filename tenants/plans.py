@@ -117,3 +117,8 @@ async def put_tenant(session: AsyncSession, tenant_id: UUID, plan_id: UUID) -> t
         await session.flush()
         await record_config_change(session, "tenant", tenant_id)
     return before, after
+
+
+async def tenants_with_book(session: AsyncSession, price_book_id: UUID) -> frozenset[UUID]:
+    """Return the tenants on plans that have this book of prices today."""
+    return frozenset(await limit_queries.tenants_with_book(session, price_book_id))
