@@ -1,6 +1,6 @@
 """Operators: what a draft of prices would have done to recorded usage."""
 
-from datetime import date
+from datetime import UTC, date, timedelta
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
@@ -9,7 +9,7 @@ from starlette.responses import StreamingResponse
 
 from api.deps import CurrentServices, PriceVersionId
 from api.guard import GuardedRoute
-from api.money import FIRST_DAY, LAST_DAY
+from api.money import DAYS_DEFAULT, FIRST_DAY, LAST_DAY
 from api.permissions import PRICE_VERSION
 from api.schemas import CurrencyCode, Output, TierName, problems
 from billing import price_preview
@@ -23,7 +23,10 @@ REQUESTS_MAX = 5_000_000  # of one call; the command has no bound
 TENANTS_DEFAULT = 50
 TENANTS_MAX = 200
 
-Day = Annotated[date, Query(ge=FIRST_DAY, le=LAST_DAY, description="A day (UTC), as 2026-11-30.")]
+Day = Annotated[
+    date | None,
+    Query(ge=FIRST_DAY, le=LAST_DAY, description="A day (UTC), as 2026-11-30; by default the last 30."),
+]
 
 
 class ImpactFigures(Output):
@@ -91,8 +94,8 @@ async def preview_price_impact(
     *,
     price_version_id: PriceVersionId,
     services: CurrentServices,
-    start: Day,
-    end: Day,
+    start: Day = None,
+    end: Day = None,
     kind: Annotated[Literal["json", "csv"], Query(alias="format", description="CSV has all tenants.")] = "json",
     offset: Annotated[int, Query(ge=0, le=1_000_000, description="`next_offset` of the page before.")] = 0,
     limit: Annotated[int, Query(ge=1, le=TENANTS_MAX)] = TENANTS_DEFAULT,
@@ -101,16 +104,18 @@ async def preview_price_impact(
 
     At most 92 days and 5,000,000 requests; `tidegate prices impact` has no such bound.
     """
-    if not 0 <= (end - start).days < DAYS_MAX:
+    last = end or services.clock.now().astimezone(UTC).date()
+    first = start or last - timedelta(days=DAYS_DEFAULT - 1)
+    if not 0 <= (last - first).days < DAYS_MAX:
         message = f"The days go from one to the same or a later one, {DAYS_MAX} at most."
         raise PlatformError("INVALID_RANGE", ErrorKind.INVALID, message, param="start")
-    requests = await price_preview.requests_in(services.sessions, start, end)
+    requests = await price_preview.requests_in(services.sessions, first, last)
     if requests > REQUESTS_MAX:
         message = f"These days have {requests:,} requests. Take fewer days, or `tidegate prices impact`."
         raise PlatformError("PREVIEW_TOO_LARGE", ErrorKind.CONFLICT, message, param="start")
-    found = await price_preview.preview(services.sessions, price_version_id, start, end)
+    found = await price_preview.preview(services.sessions, price_version_id, first, last)
     if kind == "json":
         return ImpactOut.model_validate(document(found, offset, limit))
-    name = f"price-impact-{start}-{end}.csv"
+    name = f"price-impact-{first}-{last}.csv"
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     return StreamingResponse(csv_lines(found), media_type="text/csv; charset=utf-8", headers=headers)

@@ -36,6 +36,9 @@ ACROSS_TENANTS = {
     "billing/price_queries.py:items": "a price version whole, for operators and the price table",
     "billing/price_queries.py:discounts": "a price version whole, as its items",
     "billing/price_queries.py:versions_in_force": "the price table holds all tenants' overrides",
+    "billing/price_preview_queries.py:offers": "operators preview prices on the usage of all tenants",
+    "billing/price_preview_queries.py:day": "operators preview prices on the usage of all tenants",
+    "billing/price_preview_queries.py:unpriced": "operators preview prices on the usage of all tenants",
     "billing/queries.py:last_uses": "the worker notes last uses of all keys",
     "billing/queries.py:balances_after": "the reconciliation walks all tenants",
 }

@@ -66,7 +66,10 @@ async def test_days_and_rights_are_checked(anonymous: Client, admin: Client, ses
 def by_environment(database_settings: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command finds the database of this test."""
     monkeypatch.setenv("TIDEGATE_DATABASE__URL", database_settings.url.get_secret_value())
-    monkeypatch.setenv("TIDEGATE_SECRETS__PEPPER", "00" * 32)
+    for name in ("URL", "BROKER_URL"):
+        monkeypatch.setenv(f"TIDEGATE_VALKEY__{name}", "unix:///nowhere")
+    for name in ("PEPPER", "SIGNING", "SEALING"):
+        monkeypatch.setenv(f"TIDEGATE_SECRETS__{name}", "00" * 32)
 
 
 @pytest.mark.usefixtures("by_environment")
