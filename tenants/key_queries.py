@@ -6,8 +6,10 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    ARRAY,
     ColumnElement,
     DateTime,
+    LargeBinary,
     Row,
     Select,
     SQLColumnExpression,
@@ -26,8 +28,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from core import db
+from core.reader import Reader
 from tenants.key_types import KeyFilter, KeyReach, KeyState
-from tenants.limit_tables import PlanRow
+from tenants.limit_tables import LimitRuleRow, PlanRow
 from tenants.tables import (
     ApiKeyRow,
     ApiKeySecretRow,
@@ -54,10 +58,10 @@ _IS_FORGOTTEN = func.coalesce(func.now() - DEAD_KEY_MEMORY >= _ENDED_AT, False)
 _IS_REVOKED = or_(ApiKeyRow.revoked_at.is_not(None), ApiKeySecretRow.revoked_at.is_not(None))
 
 
-def _person_in_force(
+def _roles_of_person(
     tenant_id: SQLColumnExpression[Any], project_id: SQLColumnExpression[Any], person_id: SQLColumnExpression[Any]
-) -> ColumnElement[bool]:
-    return exists().where(
+) -> Select[str]:
+    return select(MemberRow.role).where(
         PersonRow.id == person_id,
         PersonRow.status == PersonStatus.ACTIVE,
         MemberRow.person_id == PersonRow.id,
@@ -67,10 +71,10 @@ def _person_in_force(
     )
 
 
-def _account_in_force(
+def _role_of_account(
     tenant_id: SQLColumnExpression[Any], project_id: SQLColumnExpression[Any], account_id: SQLColumnExpression[Any]
-) -> ColumnElement[bool]:
-    return exists().where(
+) -> Select[str]:
+    return select(ServiceAccountRow.role).where(
         ServiceAccountRow.id == account_id,
         ServiceAccountRow.tenant_id == tenant_id,
         ServiceAccountRow.project_id == project_id,
@@ -78,17 +82,23 @@ def _account_in_force(
     )
 
 
-# An owner who is suspended, deleted, or belongs neither to the tenant nor to the key's project, owns no working key.
-_OWNER_IN_FORCE = case(
+# What the owner is where the key is; null without an owner. One who is suspended, deleted, or belongs neither to the
+# tenant nor to the key's project, has no role there and owns no working key.
+_OWNER_ROLES = case(
     (
         ApiKeyRow.owner_person_id.is_not(None),
-        _person_in_force(ApiKeyRow.tenant_id, ApiKeyRow.project_id, ApiKeyRow.owner_person_id),
+        func.array(
+            _roles_of_person(ApiKeyRow.tenant_id, ApiKeyRow.project_id, ApiKeyRow.owner_person_id).scalar_subquery()
+        ),
     ),
     (
         ApiKeyRow.owner_service_account_id.is_not(None),
-        _account_in_force(ApiKeyRow.tenant_id, ApiKeyRow.project_id, ApiKeyRow.owner_service_account_id),
+        func.array(
+            _role_of_account(
+                ApiKeyRow.tenant_id, ApiKeyRow.project_id, ApiKeyRow.owner_service_account_id
+            ).scalar_subquery()
+        ),
     ),
-    else_=True,
 )
 
 _TOUCHED_BY = {  # kind of a configuration change → whose keys it touches
@@ -120,7 +130,7 @@ def _principals(*where: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
             _IS_REVOKED.label("revoked"),
             func.coalesce(func.now() >= _EXPIRES_AT, False).label("expired"),
             _IS_FORGOTTEN.label("forgotten"),
-            _OWNER_IN_FORCE.label("owner_in_force"),
+            _OWNER_ROLES.label("owner_roles"),
             ProjectRow.status.label("project_status"),
             TenantRow.status.label("tenant_status"),
             TenantRow.currency,
@@ -137,16 +147,38 @@ def _principals(*where: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
     )
 
 
-def _under(pepper_ids: Collection[str] | None) -> ColumnElement[bool]:
+def _with_rules(query: Select[*tuple[Any, ...]]) -> Select[*tuple[Any, ...]]:
+    """The same with the rules of each key, its project, tenant and plan: one a row, named ``rule_…``, null without."""
+    rule = LimitRuleRow.__table__.c
+    of_tenant = and_(
+        rule.tenant_id == ApiKeyRow.tenant_id,
+        or_(rule.project_id.is_(None), rule.project_id == ApiKeyRow.project_id),
+        or_(rule.key_id.is_(None), rule.key_id == ApiKeyRow.id),
+    )
+    return query.outerjoin(LimitRuleRow, or_(of_tenant, rule.plan_id == TenantRow.plan_id)).add_columns(
+        *(column.label(f"rule_{column.name}") for column in rule)
+    )
+
+
+# Made once: whoever is new here waits for the answer, and to put the statement together takes longer than to run it.
+_DIGESTS = bindparam("digests", type_=ARRAY(LargeBinary))
+_BY_DIGEST = _with_rules(_principals(ApiKeySecretRow.digest == func.any(_DIGESTS), ~_IS_FORGOTTEN))
+_BY_DIGEST_WRITTEN = _BY_DIGEST.compile(dialect=db.driver_url("postgresql://").get_dialect()())
+_UNDER = ApiKeySecretRow.pepper_id.in_(bindparam("peppers", expanding=True))
+_OF = {kind: _principals(column.in_(bindparam("ids", expanding=True))) for kind, column in _TOUCHED_BY.items()}
+_OF_UNDER = {kind: query.where(_UNDER) for kind, query in _OF.items()}
+
+
+def _under(pepper_ids: Collection[str] | None) -> dict[str, Any]:
     """Digests that can be met under these peppers; those of before peppers had names may be any's."""
-    if pepper_ids is None:
-        return true()
-    return ApiKeySecretRow.pepper_id.in_(["", *pepper_ids])
+    return {} if pepper_ids is None else {"peppers": ["", *pepper_ids]}
 
 
-async def _slices(session: AsyncSession, query: Select[*tuple[Any, ...]]) -> AsyncIterator[Sequence[PrincipalRow]]:
+async def _slices(
+    session: AsyncSession, query: Select[*tuple[Any, ...]], values: Mapping[str, Any]
+) -> AsyncIterator[Sequence[PrincipalRow]]:
     await session.execute(text("SET LOCAL cursor_tuple_fraction = 1"))  # all rows are wanted, not the first ones soon
-    result = await session.stream(query, execution_options={"yield_per": SLICE})
+    result = await session.stream(query, values, execution_options={"yield_per": SLICE})
     try:
         async for rows in result.partitions():
             yield rows
@@ -154,27 +186,51 @@ async def _slices(session: AsyncSession, query: Select[*tuple[Any, ...]]) -> Asy
         await result.close()
 
 
-async def _at_once(session: AsyncSession, query: Select[*tuple[Any, ...]]) -> AsyncIterator[Sequence[PrincipalRow]]:
+async def _at_once(
+    session: AsyncSession, query: Select[*tuple[Any, ...]], values: Mapping[str, Any]
+) -> AsyncIterator[Sequence[PrincipalRow]]:
     """The same of few rows: a cursor costs several round trips, and a key that was just made is waited for."""
-    yield (await session.execute(query)).all()
+    connection = await session.connection()
+    yield (await connection.execute(query, values)).all()
 
 
 def principal_rows(session: AsyncSession, pepper_ids: Collection[str] | None) -> AsyncIterator[Sequence[PrincipalRow]]:
     """Yield every secret that gateways should know, in slices."""
-    return _slices(session, _principals(~_IS_FORGOTTEN, _under(pepper_ids)))
+    query = _principals(~_IS_FORGOTTEN)
+    return _slices(session, query if pepper_ids is None else query.where(_UNDER), _under(pepper_ids))
 
 
 def principal_rows_of(
     session: AsyncSession, kind: str, entity_ids: Collection[UUID], pepper_ids: Collection[str] | None
 ) -> AsyncIterator[Sequence[PrincipalRow]]:
     """Yield the secrets that changes of these keys, projects, tenants or owners touch, forgotten ones too."""
-    query = _principals(_TOUCHED_BY[kind].in_(list(entity_ids)), _under(pepper_ids))
+    query = _OF[kind] if pepper_ids is None else _OF_UNDER[kind]
+    values = {"ids": list(entity_ids), **_under(pepper_ids)}
     few = kind == "api_key" and len(entity_ids) <= SLICE // SECRETS_A_KEY
-    return _at_once(session, query) if few else _slices(session, query)
+    return _at_once(session, query, values) if few else _slices(session, query, values)
 
 
-async def principal_rows_by_digest(session: AsyncSession, digests: Collection[bytes]) -> Sequence[PrincipalRow]:
-    return (await session.execute(_principals(ApiKeySecretRow.digest.in_(list(digests)), ~_IS_FORGOTTEN))).all()
+async def principal_rows_by_digest(
+    session: AsyncSession, digests: Collection[bytes]
+) -> Sequence[tuple[PrincipalRow, LimitRuleRow | None]]:
+    """Return the secrets of these digests, each once with every rule that may hold for it, in one statement."""
+    connection = await session.connection()
+    rows = (await connection.execute(_BY_DIGEST, {"digests": list(digests)})).all()
+    return [(row, _rule_beside(row)) for row in rows]
+
+
+async def read_by_digest(
+    reader: Reader, digests: Collection[bytes]
+) -> Sequence[tuple[PrincipalRow, LimitRuleRow | None]]:
+    """The same in a third of the time: for a request that waits."""
+    values = {**_BY_DIGEST_WRITTEN.params, "digests": list(digests)}
+    return [(row, _rule_beside(row)) for row in await reader.rows(str(_BY_DIGEST_WRITTEN), values)]
+
+
+def _rule_beside(row: PrincipalRow) -> LimitRuleRow | None:
+    if row.rule_id is None:
+        return None
+    return LimitRuleRow(**{column.name: getattr(row, f"rule_{column.name}") for column in LimitRuleRow.__table__.c})
 
 
 async def api_key(session: AsyncSession, tenant_id: UUID, key_id: UUID, *, lock: bool = False) -> ApiKeyRow | None:
@@ -378,10 +434,10 @@ async def owner_in_force(
     session: AsyncSession, tenant_id: UUID, project_id: UUID, person_id: UUID | None, service_account_id: UUID | None
 ) -> bool:
     """Say whether a key of the project may belong to this person or service account."""
-    statement = _person_in_force(literal(tenant_id), literal(project_id), literal(person_id))
+    query = _roles_of_person(literal(tenant_id), literal(project_id), literal(person_id))
     if person_id is None:
-        statement = _account_in_force(literal(tenant_id), literal(project_id), literal(service_account_id))
-    return bool(await session.scalar(select(statement)))
+        query = _role_of_account(literal(tenant_id), literal(project_id), literal(service_account_id))
+    return bool(await session.scalar(select(query.exists())))
 
 
 async def service_account_role(

@@ -3,6 +3,7 @@
 A key with two secrets is two principals of one id: the same rights and counters, another digest, perhaps another end.
 """
 
+import hmac
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 from uuid import UUID
@@ -11,12 +12,14 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from core.money import Currency
+from core.reader import Reader
 from core.tiers import Tier
 from tenants import credentials, key_queries, key_secrets, limit_queries, queries
 from tenants.credentials import Peppers
 from tenants.key_queries import PrincipalRow
 from tenants.limit_merge import LimitBook
 from tenants.limit_queries import RuleRow
+from tenants.limit_tables import LimitRuleRow
 from tenants.limits import rule_of
 from tenants.types import Principal
 
@@ -54,7 +57,7 @@ def _refusal(row: PrincipalRow) -> str:
         (row.revoked, "KEY_REVOKED"),
         (row.expired, "KEY_EXPIRED"),
         (row.status != "active", "KEY_SUSPENDED"),
-        (not row.owner_in_force, "OWNER_SUSPENDED"),
+        (row.owner_roles == [], "OWNER_SUSPENDED"),
         (row.project_status != "active", "PROJECT_SUSPENDED"),
         (row.tenant_status != "active", "TENANT_SUSPENDED"),
     )
@@ -113,16 +116,32 @@ async def load_changed(
         yield {row.digest: None if row.forgotten else _principal(row, book, shared) for row in rows}
 
 
+async def look_up(reader: Reader, digests: Sequence[bytes]) -> tuple[bytes, Principal] | None:
+    """Return the first of these digests that a key has, and its principal as it is now, for a request that waits."""
+    return _first(await key_queries.read_by_digest(reader, digests), digests)
+
+
+def _first(
+    found: Sequence[tuple[PrincipalRow, LimitRuleRow | None]], digests: Sequence[bytes]
+) -> tuple[bytes, Principal] | None:
+    for digest in digests:
+        rows = [(row, rule) for row, rule in found if hmac.compare_digest(row.digest, digest)]
+        if rows:
+            book = LimitBook(rule_of(rule) for _, rule in rows if rule is not None)
+            return digest, _principal(rows[0][0], book, Shared())
+    return None
+
+
 async def find(session: AsyncSession, peppers: Peppers, key: str) -> Principal | None:
     """Return the principal of one key, fresh, for the control plane; one met under an old pepper is stored anew."""
-    digests = peppers.digests(key)
-    rows = {row.digest: row for row in await key_queries.principal_rows_by_digest(session, digests)}
-    for digest in digests:
-        if digest in rows:
-            if digest != digests[0]:
-                await key_secrets.rehash(session, {digest: digests[0]}, peppers.ids[0])
-            return _principal(rows[digest], await _Books(session).of([rows[digest]]), Shared())
-    return None
+    current, *_ = digests = peppers.digests(key)
+    found = _first(await key_queries.principal_rows_by_digest(session, digests), digests)
+    if found is None:
+        return None
+    digest, principal = found
+    if digest != current:
+        await key_secrets.rehash(session, {digest: current}, peppers.ids[0])
+    return principal
 
 
 class _Books:

@@ -81,14 +81,14 @@ def older_digest(gateway: Gateway, key: str, digest: bytes) -> bytes:
 
 
 async def new_digest(gateway: Gateway, key: str) -> bytes:
-    """Return the digest of a key that the follower has not brought yet.
+    """Return the digest by which a key that the follower has not brought yet is known now.
 
     Raises:
         PlatformError: 401, there is no such key.
     """
     assert gateway.new_keys is not None  # noqa: S101 - `older_digest` asked
-    digest = credentials.digest(gateway.pepper, key)
-    if not await gateway.new_keys.find(key, digest):
+    digest = await gateway.new_keys.find(key, credentials.digest(gateway.pepper, key))
+    if not digest:
         raise missing_key(key)
     return digest
 

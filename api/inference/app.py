@@ -36,6 +36,7 @@ from billing.spool_format import IDENTITY_NAME
 from core import db, logging
 from core.clock import SystemClock
 from core.ids import new_uuid
+from core.reader import Reader
 from core.resp import RespClient
 from core.settings import Settings
 from engine.client import UpstreamPool
@@ -128,7 +129,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
     peppers = peppers_of(settings.secrets)
     rehash = Rehash(sessions, peppers.ids[0], metrics)
     bearers = Bearers(directory, sessions, Clients(settings.oidc, clock), peppers.current)
-    new_keys = NewKeys(directory, sessions, peppers, clock)
+    new_keys = NewKeys(directory, Reader(settings.database, name="tidegate-new-keys"), peppers, clock)
     gateway = Gateway(
         loop=loop,
         settings=settings.gateway,

@@ -1,5 +1,6 @@
 """What the request path knows of keys, models and prices: plain maps in memory, replaced or patched by `snapshot`."""
 
+import asyncio
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -44,7 +45,8 @@ class Directory:
         self.credentials: dict[UUID, str] = {}  # deployment → upstream credential, opened
         self.revision = -1
         self.news = 0  # how often changes were begun to be applied
-        self.following = False  # changes are being applied
+        self.settled = asyncio.Event()  # no changes are being applied
+        self.settled.set()
         self.loaded = False
         self.fresh_at = 0.0  # monotonic time of the last successful look at Postgres
         self.offers: dict[tuple[int, str, Tier | None, str], Offer] = {}  # by key id, as a number: quick to hash

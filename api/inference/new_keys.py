@@ -1,25 +1,24 @@
 """Keys that are not known here yet: made a moment ago, before the follower brought them. Postgres is asked, once each.
 
 It is bounded, since anybody can write texts that look like keys: so many looks at once and in a second, and what was
-not found is not looked for again for a second. Beyond that such a key is refused until the follower brings it.
+not found is not looked for again for a second. Beyond that such a key is refused until the follower brings it. The
+looks have a connection of their own, so that a flood of them keeps nothing else waiting.
 """
 
 import asyncio
 
+import psycopg
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
 from api.inference.directory import Directory
 from core.clock import Clock
-from core.db import Sessions, transaction
-from core.errors import PlatformError
+from core.reader import Reader
 from tenants import principals
 from tenants.credentials import Peppers
 
 AT_ONCE_MAX = 16
 PER_S_MAX = 200
 LOOK_S = 1.0
-PAUSE_S = 0.02
 ABSENT_S = 1.0
 ABSENT_MAX = 10_000
 
@@ -29,21 +28,27 @@ _log = structlog.get_logger("gateway")
 class NewKeys:
     """`find` is called by requests whose key is well formed and unknown."""
 
-    def __init__(self, directory: Directory, sessions: Sessions, peppers: Peppers, clock: Clock) -> None:
+    def __init__(self, directory: Directory, reader: Reader, peppers: Peppers, clock: Clock) -> None:
         self._directory = directory
-        self._sessions = sessions
+        self._reader = reader
         self._peppers = peppers
         self._clock = clock
-        self._looks: dict[bytes, asyncio.Task[bool]] = {}
+        self._looks: dict[bytes, asyncio.Task[bytes]] = {}
         self._absent: dict[bytes, float] = {}  # digest → when it was not found, monotonic
         self._second, self._in_second = 0, 0
 
-    async def find(self, key: str, digest: bytes) -> bool:
-        """Say whether the key is known by this digest now; not, when too many such keys are looked for."""
+    async def find(self, key: str, digest: bytes) -> bytes:
+        """Return the digest under which the directory has the key now; empty when it has none.
+
+        Args:
+            key: as it was sent.
+            digest: its current one; a key that is stored under an old pepper's alone is entered by that, so that the
+                follower finds it there when it ends.
+        """
         look = self._looks.get(digest)
         if look is None:
             if not self._may_look(digest):
-                return False
+                return b""
             look = self._looks[digest] = asyncio.create_task(self._look(key, digest))
             look.add_done_callback(lambda _: self._looks.pop(digest, None))
         return await asyncio.shield(look)
@@ -57,32 +62,35 @@ class NewKeys:
         self._in_second += 1
         return self._in_second <= PER_S_MAX
 
-    async def _look(self, key: str, digest: bytes) -> bool:
+    async def _look(self, key: str, digest: bytes) -> bytes:
         """Read the key. What the follower applies meanwhile may be newer than what was read: then it is read again."""
-        directory = self._directory
+        directory, digests = self._directory, self._peppers.digests(key)
         try:
             async with asyncio.timeout(LOOK_S):
                 while True:
+                    await directory.settled.wait()
+                    known = next((kept for kept in digests if kept in directory.principals), None)
+                    if known is not None:
+                        return known
                     news = directory.news
-                    async with transaction(self._sessions) as session:
-                        found = await principals.find(session, self._peppers, key)
+                    found = await principals.look_up(self._reader, digests)
                     if found is None:
                         break
-                    if news == directory.news and not directory.following:
-                        directory.principals[digest] = found
-                        return True
-                    await asyncio.sleep(PAUSE_S)
-        except (SQLAlchemyError, OSError, TimeoutError, PlatformError) as error:
+                    if news == directory.news and directory.settled.is_set():
+                        directory.principals[found[0]] = found[1]
+                        return found[0]
+        except (psycopg.Error, OSError, TimeoutError) as error:
             _log.warning("key.unreadable", error=type(error).__name__)
-            return False
+            return b""
         if len(self._absent) >= ABSENT_MAX:
             self._absent.clear()
         self._absent[digest] = self._clock.monotonic()
-        return False
+        return b""
 
     async def close(self) -> None:
-        """End the looks that run."""
+        """End the looks that run, and their connection."""
         looks = list(self._looks.values())
         for look in looks:
             look.cancel()
         await asyncio.gather(*looks, return_exceptions=True)
+        await self._reader.close()

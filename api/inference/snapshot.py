@@ -134,11 +134,11 @@ class Follower:
         seen = self._clock.monotonic()
         if changes:
             directory.news += 1
-            directory.following = True
+            directory.settled.clear()
             try:
                 await self._apply([change[:3] for change in changes])
             finally:
-                directory.following = False
+                directory.settled.set()
             took_s = self._clock.monotonic() - seen
             for *_, age_s in changes:
                 self._metrics.obeyed(age_s + took_s)

@@ -8,6 +8,7 @@ from tests.architecture.rules import ROOT
 
 ACROSS_TENANTS = {
     "tenants/key_queries.py:principal_rows_by_digest": "a key is found by its digest; the tenant is what is asked",
+    "tenants/key_queries.py:read_by_digest": "the same, for a gateway",
     "tenants/queries.py:insert_named": "the row brings its tenant",
     "tenants/key_queries.py:mark_used": "the worker notes last uses of many keys; each comes with its tenant",
     "tenants/tenant_queries.py:tenants_to_erase": "the worker walks all closed tenants",
