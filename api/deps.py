@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from api.errors import request_id_of
 from api.guard import Caller
+from api.idempotency import once_of
 from api.permissions import AFTER_CLOSING, CallerKind, Rule
 from api.schemas import Output
 from api.services import Services, services_of
@@ -95,11 +96,13 @@ def _actor(request: Request, act: Act) -> Actor:
 
 
 async def get_session(request: Request) -> AsyncIterator[AsyncSession]:
-    """Open the one transaction of a changing request, with its audit record in it."""
-    services, act, rule = services_of(request), get_act(request), _rule(request)
+    """Open the one transaction of a changing request, with its audit record and, for repeats, its answer in it."""
+    services, act, rule, once = services_of(request), get_act(request), _rule(request), once_of(request)
     if not rule.action:
         raise LookupError("a route that changes something needs an action in api/permissions.py")
     async with transaction(services.sessions) as session:
+        if once is not None:
+            await once.claim(session)
         if rule.caller is CallerKind.OPERATOR and rule.operator not in AFTER_CLOSING and act.tenant_id is not None:
             await closing.require_not_closed(session, act.tenant_id)
         yield session
@@ -111,6 +114,8 @@ async def get_session(request: Request) -> AsyncIterator[AsyncSession]:
             target_id=act.target_id,
             details=act.details,
         )
+        if once is not None:
+            await once.keep(session)
     for follow in act.after_commit:
         try:
             await follow()

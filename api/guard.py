@@ -13,11 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
-from api import networks
+from api import idempotency, networks
 from api.permissions import CallerKind, Rule, rule_of
 from api.services import Services, services_of
 from core.db import transaction
 from core.errors import ErrorKind, PlatformError
+from core.idempotency import HEADER
 from core.ids import IdKind, parse_id
 from core.logging import bind_contextvars
 from tenants import api_keys, closing, members, operators, principals, provider_sessions, sessions
@@ -322,6 +323,7 @@ class GuardedRoute(APIRoute):
     def __init__(self, path: str, endpoint: Callable[..., Any], **kwargs: Any) -> None:
         super().__init__(path, endpoint, **kwargs)
         self.rules = {method: rule_of(method, self.path_format) for method in self.methods or ()}
+        self.takes_key = any(idempotency.takes_key(self.path_format, rule) for rule in self.rules.values())
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -329,7 +331,10 @@ class GuardedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             rule = self.rules[request.method]
             request.state.rule = rule
-            request.state.caller = await authorise(request, rule)
-            return await handle(await _with_bounded_body(request))
+            caller = request.state.caller = await authorise(request, rule)
+            request = await _with_bounded_body(request)
+            if self.takes_key and HEADER in request.headers:
+                return await idempotency.serve(request, services_of(request), caller.actor(""), handle)
+            return await handle(request)
 
         return guarded

@@ -6,9 +6,11 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from api import idempotency
 from api.guard import COOKIE, CSRF_HEADER, SAFE_METHODS
 from api.permissions import CallerKind, rule_of
 from api.schemas import Problem, problem_response
+from core.idempotency import HEADER
 
 SECURITY_SCHEMES: Mapping[str, Any] = {
     "apiKey": {
@@ -54,6 +56,9 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
         scopes = [rule.scope.value] if rule.scope else []
         operation["security"] = [_with_csrf(method, {scheme: scopes}) for scheme in _SCHEMES_OF[rule.caller]]
         statuses += [401, 403, 503]
+    if idempotency.takes_key(path, rule):
+        _take_key(operation)
+        statuses.append(409)
     if "{" in path:
         statuses.append(404)
     if "requestBody" in operation:
@@ -64,6 +69,13 @@ def _complete(method: str, path: str, operation: dict[str, Any]) -> None:
         statuses.append(400)
     for status in statuses:
         responses.setdefault(str(status), problem_response(status))
+
+
+def _take_key(operation: dict[str, Any]) -> None:
+    """Describe the header, unless the route does because it must have one."""
+    parameters = operation.setdefault("parameters", [])
+    if not any(known["name"] == HEADER for known in parameters):
+        parameters.append(idempotency.parameter())
 
 
 def _with_csrf(method: str, choice: dict[str, list[str]]) -> dict[str, list[str]]:

@@ -16,9 +16,9 @@ from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import errors, ledger, lot_queries, lots, posting_queries
-from billing.credits import KEY_MAX_CHARS
 from billing.lots import Grant, LotSource
 from billing.types import Transaction, Transfer
+from core.idempotency import KEY_MAX_CHARS, key_reused
 from core.ids import IdKind, format_id, new_uuid
 from core.money import Currency
 from core.tiers import Tier
@@ -114,7 +114,7 @@ async def _begin(session: AsyncSession, tenant_id: UUID, asked: Asked, body: byt
     if row is None:
         return None
     if bytes(row.body_sha256) != body:
-        raise errors.key_reused()
+        raise key_reused()
     return msgspec.structs.replace(_adjustment(row), replayed=True)
 
 

@@ -8,11 +8,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import errors, ledger, posting_queries, queries
 from billing.types import Balance, BillingMode, Transaction, Transfer
+from core.idempotency import KEY_MAX_CHARS, key_reused
 from core.ids import new_uuid
 from core.money import Currency
 
 TOP_UP_MAX_PICO = 10**21  # a thousand million units
-KEY_MAX_CHARS = 200
 NOTE_MAX_CHARS = 500
 KIND = "top_up"
 
@@ -48,7 +48,7 @@ async def top_up(
     before = await queries.transaction_of_key(session, tenant_id, KIND, idempotency_key)
     if before is not None:
         if before.body_sha256 != body:
-            raise errors.key_reused()
+            raise key_reused()
         return TopUp(before.id, amount_pico, await balance(session, tenant_id), replayed=True)
     currency = Currency(profiles[0].currency)
     cash = await ledger.cash_account(session, currency)

@@ -21,15 +21,6 @@ def account_differs(tenant_id: UUID) -> PlatformError:
     )
 
 
-def key_reused() -> PlatformError:
-    return PlatformError(
-        "IDEMPOTENCY_KEY_REUSED",
-        ErrorKind.CONFLICT,
-        "This idempotency key came with other values before. Send the same values, or a new key.",
-        param="idempotency_key",
-    )
-
-
 def invalid_amount(message: str) -> PlatformError:
     return PlatformError("INVALID_AMOUNT", ErrorKind.INVALID, message, param="amount")
 

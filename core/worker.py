@@ -25,7 +25,13 @@ from core.clock import SystemClock
 from core.settings import Settings
 from core.tasks import Job, Periodic, Task, TaskContext
 
-TASK_MODULES: tuple[str, ...] = ("billing.tasks", "core.mail", "tenants.people_tasks", "tenants.tasks")
+TASK_MODULES: tuple[str, ...] = (
+    "billing.tasks",
+    "core.idempotency",
+    "core.mail",
+    "tenants.people_tasks",
+    "tenants.tasks",
+)
 QUEUE = "tidegate"
 RELAY = "outbox.relay"
 EXECUTE = "outbox.execute"

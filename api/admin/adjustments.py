@@ -26,6 +26,7 @@ from api.deps import (
     Work,
 )
 from api.guard import GuardedRoute
+from api.idempotency import REPLAYED_YES
 from api.money import ENTRIES_DEFAULT, From, Offset, PageSize, StatementOut, Until, statement_of
 from api.permissions import ADJUSTMENT, ADMIN, TENANT
 from api.schemas import problems
@@ -42,7 +43,6 @@ router = APIRouter(route_class=GuardedRoute, tags=["credit and usage"])
 
 _STATES = {
     **problems(403, 409),
-    200: {"model": AdjustmentOut, "description": "The same call again: nothing was added."},
     202: {"model": AdjustmentOut, "description": "A second operator has to decide: it is above the limit."},
 }
 
@@ -65,9 +65,8 @@ async def _done(work: Work, done: Adjustment, response: Response | None = None) 
         done.id, tenant_id=done.tenant_id, kind=done.kind, amount=answer.amount, state=done.state, note=done.note
     )
     if response is not None and done.replayed:
-        response.status_code = 200
-        response.headers["idempotency-replayed"] = "true"
-    elif response is not None and done.state == "pending":
+        response.headers.update(REPLAYED_YES)
+    if response is not None and done.state == "pending":
         response.status_code = 202
     await ask_refresh(work.session, done.tenant_id)
 

@@ -7,12 +7,14 @@ from pydantic import Field
 
 from api.deps import CurrentAct, CurrentCaller, CurrentServices, ReadSession, Session, TenantId
 from api.guard import GuardedRoute
+from api.idempotency import REPLAYED_YES
 from api.money import Day, balance_of, usage_of
 from api.permissions import TENANT
 from api.schemas import BalanceOut, Input, Output, PositiveAmount, UsageOut, problems
 from billing import credit_figures
 from billing import credits as billing_credits
 from billing.tasks import ask_refresh
+from core.idempotency import HEADER, KEY_MAX_CHARS
 from core.ids import IdKind, format_id
 from core.money import format_pico, parse_pico
 from tenants import tenants
@@ -22,11 +24,14 @@ router = APIRouter(route_class=GuardedRoute, tags=["credit and usage"])
 IdempotencyKey = Annotated[
     str,
     Header(
-        alias="Idempotency-Key",
+        alias=HEADER,
         min_length=1,
-        max_length=200,
-        pattern=r"^[\x21-\x7e]+$",
-        description="Chosen by the caller, one per payment: the same key never adds credit twice.",
+        max_length=KEY_MAX_CHARS,
+        pattern=r"^[ -~]+$",
+        description=(
+            "Chosen by the caller, one per payment or adjustment of a tenant, for ever: the same key never moves money "
+            "twice, whoever sends it. Within 24 hours the same caller gets the first answer word for word."
+        ),
     ),
 ]
 
@@ -50,7 +55,7 @@ class TopUpOut(Output):
     f"{TENANT}/credits",
     status_code=201,
     summary="Top up a prepaid tenant",
-    responses={**problems(409), 200: {"model": TopUpOut, "description": "The same call again: nothing was added."}},
+    responses=problems(409),
 )
 async def top_up(
     *,
@@ -76,8 +81,7 @@ async def top_up(
     )
     act.on(done.transaction_id, amount=format_pico(done.amount_pico), replayed=done.replayed)
     if done.replayed:
-        response.status_code = 200
-        response.headers["idempotency-replayed"] = "true"
+        response.headers.update(REPLAYED_YES)
     await ask_refresh(session, tenant_id)
 
     async def refresh() -> None:  # at once, so that the next call is admitted; the worker does it where this fails
