@@ -99,13 +99,6 @@ def budgets(key: str, project: str, tenant: str) -> tuple[Demand, ...]:
 SETS: dict[str, Limits] = {"usual": usual, "with tokens": tokens, "with tokens and budgets": budgets}
 
 
-class Caller(msgspec.Struct):
-    """One key, and what it asks for."""
-
-    prepared: Prepared
-    money: Demand
-
-
 class Measured(msgspec.Struct):
     """Of one run; CPU in µs for a pair."""
 
@@ -122,7 +115,7 @@ class Bench:
         self._own = own
         self._limits = limits
         self._model = _model()
-        self._turn: Iterator[Caller] = iter(())
+        self._turn: Iterator[Prepared] = iter(())
         self._tenants: list[UUID] = []
         self.admission = Admission(
             client,
@@ -141,8 +134,8 @@ class Bench:
                 self._tenants.append(uuid4())
                 await self._own.call("HSET", keyspace.credit(self._tenants[-1]), "a", CREDIT_NANO, "v", 1)
             tenant = self._tenants[-1].hex
-            prepared = self.admission.prepare(self._limits(uuid4().hex, uuid4().hex, tenant))
-            callers.append(Caller(prepared, Demand(DemandKind.MONEY, tenant, HOLD_NANO, 0, "INSUFFICIENT_CREDIT")))
+            demands = self._limits(uuid4().hex, uuid4().hex, tenant)
+            callers.append(self.admission.prepare(demands, self._model, tenant))
         self._turn = itertools.cycle(callers)
 
     async def run(self, pairs: int, at_once: int) -> int:
@@ -157,14 +150,12 @@ class Bench:
 
     async def _work(self, count: int) -> None:
         for _ in range(count):
-            caller = next(self._turn)
             grant = await self.admission.acquire(
                 new_uuid(),
-                caller.prepared,
-                caller.money,
+                next(self._turn),
+                hold=HOLD_NANO,
                 input_tokens=INPUT_TOKENS,
                 output_tokens=OUTPUT_TOKENS,
-                model=self._model,
                 tier=Tier.STANDARD,
                 wait_s=5.0,
             )

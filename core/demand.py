@@ -1,7 +1,7 @@
 """Demands: what a request wants from shared counters, as pure data.
 
-`tenants.quotas` and `billing.holds` return them, `api.inference.pipeline.serve` hands them to `scheduler.admission`,
-whose one atomic script takes all of them or none.
+`tenants.quotas` returns them, `api.inference.pipeline.serve` hands them to `scheduler.admission`, whose one atomic
+script takes all of them or none, and with them the money hold of `billing.holds`.
 """
 
 from enum import IntEnum, StrEnum
@@ -15,7 +15,6 @@ class DemandKind(StrEnum):
     RATE = "rate"  # at most `limit` per sliding `window_s`
     CONCURRENCY = "concurrency"  # at most `limit` held at once; a full one refuses
     CAP = "cap"  # at most `limit` held at once; a full one makes the request wait in the queue
-    MONEY = "money"  # `amount` nano out of a tenant's credit; `counter` is the tenant's id in hex
     SPEND = "spend"  # at most `limit` nano until `until_us`; the request takes its money hold of it
 
 

@@ -15,7 +15,7 @@ from core.resp import RespClient, RespError, RespUnavailable
 from core.tiers import Tier
 from scheduler import commands, refusals
 from scheduler.commands import AS_ESTIMATED, COUNT_MAX, KEEP, REMOVE, Code, acquire_call, release_call
-from scheduler.fail_static import Credit, FailStatic
+from scheduler.fail_static import FailStatic
 from scheduler.loading import BudgetLoader, CreditLoader, Loading
 from scheduler.types import Grant, Packed, Prepared
 from scheduler.upkeep import Upkeep
@@ -27,6 +27,7 @@ ATTEMPTS_MAX = 8
 UNSETTLED_MAX = 100_000
 RESYNC_WAIT_S = 1.0
 GRANTED = int(Code.GRANTED)  # looked up once: the hot path compares with it
+MICRO = 1_000_000
 
 Release = tuple[str, int, int, int]  # tenant, charge, input and output tokens used
 
@@ -79,11 +80,11 @@ class Admission:
             on_ready=self._on_ready,
             on_beat=self._on_beat,
         )
-        self._grants: dict[str, Grant] = {}
-        self._asking: set[str] = set()
+        self._grants: dict[bytes, Grant] = {}
+        self._asking: set[bytes] = set()
         # What was given back lately: said again when an answer may have been lost.
-        self._recent: dict[str, Release] = {}
-        self._recent_before: dict[str, Release] = {}
+        self._recent: dict[bytes, Release] = {}
+        self._recent_before: dict[bytes, Release] = {}
 
     @property
     def ready(self) -> bool:
@@ -120,67 +121,79 @@ class Admission:
     async def resync(self) -> None:
         await self._upkeep.resync()
 
-    def prepare(self, demands: tuple[Demand, ...]) -> Prepared:
-        """Encode the demands that every request of one caller on one model has. Keep it as long as they hold."""
+    @staticmethod
+    def prepare(demands: tuple[Demand, ...], model: ServedModel, tenant: str) -> Prepared:
+        """Take down what every request of one caller on one model demands. Keep it as long as all of it holds.
+
+        Args:
+            demands: the limits.
+            model: with its caps.
+            tenant: who pays, in hex; empty where nothing costs money.
+        """
         for demand in demands:
             if any(letter in demand.counter for letter in " |=\r\n"):
                 raise ValueError(f"A counter's name may not be {demand.counter!r}.")
-            if demand.kind is DemandKind.MONEY:
-                raise ValueError("Money differs from request to request; give it to acquire.")
             if demand.kind is DemandKind.RATE and demand.window_s < 1:
                 raise ValueError("A rate has a window of at least 1 s.")
             if demand.kind is DemandKind.CAP and not demand.enforced:
                 raise ValueError("A cap that lets everything pass is none.")
-        return Prepared(demands)
+        return Prepared(demands, model, tenant)
 
     async def acquire(
         self,
         request_id: UUID,
         prepared: Prepared,
-        money: Demand | None,
         *,
+        hold: int,
         input_tokens: int,
         output_tokens: int,
-        model: ServedModel,
         tier: Tier,
         wait_s: float,
     ) -> Grant:
-        """Take everything the request demands, or nothing; wait for a slot at most `wait_s` and the model's maximum.
+        """Take everything the request demands, or nothing; wait for a slot at most `wait_s`.
 
-        The tokens are the most it can use; `release` corrects them. Cancelling the task takes the request out of the
-        queue, or gives its grant back.
+        `hold` (nano) is the most it can cost, the tokens are the most it can use; `release` corrects both. Cancelling
+        the task takes the request out of the queue, or gives its grant back.
 
         Raises:
             PlatformError: RATE_LIMITED, TOKENS_LIMITED, CONCURRENCY_LIMITED, BUDGET_EXCEEDED (or the demand's own
                 code), INSUFFICIENT_CREDIT, MODEL_BUSY, SERVICE_UNAVAILABLE.
         """
         upkeep, packed = self._upkeep, prepared.packed
-        tenant = "" if money is None else money.counter
-        if packed is None or packed.model is not model or packed.tenant != tenant or packed.epoch != upkeep.epoch:
-            packed = self._pack(prepared, model, tenant)
-        key = request_id.hex
-        hold = 0 if money is None else min(money.amount, COUNT_MAX)
-        grant = Grant(request_id, [], key, packed, prepared, tier, hold, input_tokens, output_tokens)
+        if packed is None or packed.epoch != upkeep.epoch:
+            packed = self._pack(prepared)
+        key = request_id.hex.encode()
+        grant = Grant(request_id, [], key, packed, prepared, tier, min(hold, COUNT_MAX), input_tokens, output_tokens)
         if not upkeep.ready:
             return self._decide_alone(grant)
-        wait_s = min(wait_s, model.max_wait_s)
         self._asking.add(key)
         try:
-            call = self._encode(grant, wait_s)
+            call = acquire_call(packed.acquire, key, tier, grant.hold, wait_s * MICRO, input_tokens, output_tokens)
+            if not packed.known:
+                call = commands.with_spec(call, packed.text)
             try:
                 reply = await self._client.send(call)
             except RespError as error:
                 reply = await self._send_again(call, error)
             if reply[0] != GRANTED:
-                reply = await self._insist(grant, money, wait_s, reply)
+                reply = await self._insist(grant, wait_s, reply)
         except RespUnavailable:
             return self._decide_alone(grant)
         except asyncio.CancelledError:
-            self._give_back(key, (tenant, REMOVE, 0, 0))
+            self._give_back(key, (prepared.tenant, REMOVE, 0, 0))
             raise
         finally:
             self._asking.discard(key)
-        return self._granted(grant, reply)
+        packed = grant.packed
+        packed.known = True
+        packed.share.note_grant(self._clock.monotonic(), input_tokens + output_tokens, reply)
+        if self._static.away:
+            self._static.came_back()
+        grant.reply, grant.queue_us = reply, reply[1]
+        if len(reply) > prepared.reply_size:
+            grant.over = tuple(prepared.named[place] for place in reply[prepared.reply_size :])
+        self._grants[key] = grant
+        return grant
 
     def release(
         self,
@@ -202,25 +215,23 @@ class Admission:
         if self._grants.pop(key, None) is None:
             return
         packed = grant.packed
-        now = self._clock.monotonic()
-        packed.share.note_release(now)
-        packed.deployment.note_release(now)
+        packed.share.note_release(self._clock.monotonic())
         charge = REMOVE if charge_nano is None else min(charge_nano, COUNT_MAX)
-        if grant.local:
-            for credit in _money(packed):
-                credit.used += max(0, charge) - grant.hold
+        if self._static.away:
+            self._static.note_release(packed.share, max(0, charge) - grant.hold if grant.local else None)
+        given = (grant.prepared.tenant, charge, input_tokens, output_tokens)
         if self._upkeep.ready and packed.epoch == self._upkeep.epoch:
-            self._recent[key] = (packed.tenant, charge, input_tokens, output_tokens)
-            self._client.post(release_call(packed.release, key.encode(), charge, input_tokens, output_tokens))
+            self._recent[key] = given
+            self._client.post(release_call(packed.release, key, charge, input_tokens, output_tokens))
         else:
-            self._give_back(key, (packed.tenant, charge, input_tokens, output_tokens))
+            self._give_back(key, given)
 
     async def reconcile(self) -> None:
         """Make this replica's leases and what it holds agree: register what is missing, give back what is too much."""
         if not self._client.connected:
             return
         grants, waiting = list(self._grants.values()), self._waiting.keys()
-        held = {key.decode() for key in await self._client.call("HKEYS", keyspace.lease(self._replica))}
+        held = set(await self._client.call("HKEYS", keyspace.lease(self._replica)))
         for grant in grants:
             # one granted here may stand in the queue there, when the answer that said so was lost
             if (grant.local or grant.key not in held) and grant.key in self._grants:
@@ -231,41 +242,27 @@ class Admission:
             self._send_release(key, self._recent_release(key))
         self._static.forget_idle()
 
-    def _pack(self, prepared: Prepared, model: ServedModel, tenant: str) -> Packed:
-        epoch, static, replica = self._upkeep.epoch, self._static, self._replica
+    def _pack(self, prepared: Prepared) -> Packed:
+        epoch, replica, tenant = self._upkeep.epoch, self._replica, prepared.tenant
         names = tuple(demand.counter for demand in prepared.named)
-        spends = tuple(demand.counter for demand in prepared.spends if demand.enforced)
-        text = commands.spec_text(prepared, (self._cap, *prepared.caps), model, tenant)
+        budgets = tuple(demand.counter for demand in prepared.spends if demand.enforced)
+        text = commands.spec_text(prepared, (self._cap, *prepared.caps))
         spec = commands.spec_id(text)
         packed = Packed(
-            model=model,
-            tenant=tenant,
             epoch=epoch,
             spec=spec,
             text=text,
             acquire=commands.acquire_prefix(spec, epoch=epoch, replica=replica),
             release=commands.release_prefix(tenant, epoch=epoch, replica=replica),
-            share=static.share(model.deployment_id, tenant, names),
-            deployment=static.share(model.deployment_id),
-            credit=static.credit(tenant) if tenant else None,
-            budget=static.credit(spends) if tenant and spends else None,
+            share=self._static.share((prepared.model.deployment_id, tenant, names, budgets)),
         )
         prepared.packed = packed
         return packed
 
     @staticmethod
     def _encode(grant: Grant, wait_s: float) -> bytes:
-        packed = grant.packed
-        wait_us = int(wait_s * 1_000_000) if wait_s > 0 else 0
-        call = acquire_call(
-            packed.acquire,
-            grant.key.encode(),
-            grant.tier,
-            grant.hold,
-            wait_us,
-            grant.input_tokens,
-            grant.output_tokens,
-        )
+        packed, tokens = grant.packed, (grant.input_tokens, grant.output_tokens)
+        call = acquire_call(packed.acquire, grant.key, grant.tier, grant.hold, wait_s * MICRO, *tokens)
         return call if packed.known else commands.with_spec(call, packed.text)
 
     async def _send_again(self, call: bytes, error: RespError) -> list[Any]:
@@ -281,7 +278,7 @@ class Admission:
             raise RespUnavailable(str(again)) from again
         return reply
 
-    async def _insist(self, grant: Grant, money: Demand | None, wait_s: float, reply: list[Any]) -> list[Any]:
+    async def _insist(self, grant: Grant, wait_s: float, reply: list[Any]) -> list[Any]:
         """Bring an answer other than a grant to its end; returns the grant's, its second place the µs waited."""
         waited = 0.0
         loaded: set[int] = set()
@@ -301,9 +298,9 @@ class Admission:
             elif code == Code.EPOCH:
                 await self._renew()
             elif code != Code.QUEUED:
-                raise self._refusal(grant, money, reply)
+                raise self._refusal(grant, reply)
             if packed.epoch != self._upkeep.epoch:
-                grant.packed = self._pack(grant.prepared, packed.model, packed.tenant)
+                grant.packed = self._pack(grant.prepared)
             call = self._encode(grant, wait_s - waited)
             try:
                 reply = await self._client.send(call)
@@ -313,9 +310,9 @@ class Admission:
 
     async def _load(self, code: int, grant: Grant) -> None:
         if code == Code.UNKNOWN_CREDIT:
-            await self._loading.credit(grant.packed.tenant)
+            await self._loading.credit(grant.prepared.tenant)
         else:
-            await self._loading.budgets(grant.packed.tenant, grant.prepared.spends)
+            await self._loading.budgets(grant.prepared.tenant, grant.prepared.spends)
 
     async def _wait(self, grant: Grant, wait_s: float, estimate_s: int) -> WaitResult:
         """Wait in the queue for a grant or for the queue's loss.
@@ -325,16 +322,16 @@ class Admission:
         """
         result = await self._waiting.wait(grant.key, wait_s)
         if result in (WaitResult.DEADLINE, WaitResult.DROPPED):
-            self._give_back(grant.key, (grant.packed.tenant, REMOVE, 0, 0))
-            raise refusals.busy(grant.packed.model.name, int(estimate_s - max(0.0, wait_s)), "deadline")
+            self._give_back(grant.key, (grant.prepared.tenant, REMOVE, 0, 0))
+            raise refusals.busy(grant.prepared.model.name, int(estimate_s - max(0.0, wait_s)), "deadline")
         return result
 
     @staticmethod
-    def _refusal(grant: Grant, money: Demand | None, reply: list[Any]) -> Exception:
-        code, model = reply[0], grant.packed.model.name
+    def _refusal(grant: Grant, reply: list[Any]) -> Exception:
+        code, model = reply[0], grant.prepared.model.name
         if code == Code.REFUSED:
-            if reply[1] == -1 and money is not None:
-                return refusals.no_credit(money)
+            if reply[1] == -1:
+                return refusals.no_credit()
             demand = grant.prepared.named[reply[1]]
             wanted = (demand.amount, grant.input_tokens, grant.output_tokens)[demand.unit]
             return refusals.over_limit(demand, reply[2], model=model, wanted=wanted, hold=grant.hold)
@@ -354,30 +351,13 @@ class Admission:
         if not self._upkeep.ready:
             raise RespUnavailable("no epoch")
 
-    def _granted(self, grant: Grant, reply: list[int]) -> Grant:
-        packed, static = grant.packed, self._static
-        packed.known = True
-        now = self._clock.monotonic()
-        packed.share.note_grant(now, grant.input_tokens + grant.output_tokens)
-        packed.deployment.note_grant(now)
-        if reply[2] >= 0 and packed.credit is not None:
-            packed.credit.note(reply[2], now)
-        if reply[4] >= 0 and packed.budget is not None:
-            packed.budget.note(reply[4], now)
-        if static.away:
-            static.came_back()
-        grant.reply = reply
-        self._grants[grant.key] = grant
-        return grant
-
     def _decide_alone(self, grant: Grant) -> Grant:
         """Decide without Valkey. The grant is registered there once it is back."""
-        packed = grant.packed
+        prepared = grant.prepared
         self._static.went_away()
-        tokens = grant.input_tokens + grant.output_tokens if grant.prepared.tokens else 0
-        shares = (packed.share, packed.deployment)
-        if not self._static.admits(shares, _money(packed), grant.hold, grant.tier, tokens):
-            self._give_back(grant.key, (packed.tenant, REMOVE, 0, 0))  # it may have been granted before the silence
+        tokens = grant.input_tokens + grant.output_tokens if prepared.tokens else 0
+        if not self._static.admits(grant.packed.share, grant.hold, grant.tier, tokens):
+            self._give_back(grant.key, (prepared.tenant, REMOVE, 0, 0))  # it may have been granted before the silence
             raise refusals.unavailable()
         grant.local = True
         self._grants[grant.key] = grant
@@ -385,24 +365,24 @@ class Admission:
             self._register(grant)
         return grant
 
-    def _give_back(self, key: str, release: Release) -> None:
+    def _give_back(self, key: bytes, release: Release) -> None:
         self._recent[key] = release
         if self._upkeep.ready:
             self._send_release(key, release)
         elif len(self._recent) > UNSETTLED_MAX:
             del self._recent[next(iter(self._recent))]
 
-    def _send_release(self, key: str, release: Release) -> None:
+    def _send_release(self, key: bytes, release: Release) -> None:
         tenant, *used = release
         prefix = commands.release_prefix(tenant, epoch=self._upkeep.epoch, replica=self._replica)
-        self._client.post(release_call(prefix, key.encode(), *used))
+        self._client.post(release_call(prefix, key, *used))
 
     def _repeat_releases(self) -> None:
         """Say the releases of the last seconds again: their answers may have been lost, or errors."""
         for key in [*self._recent_before, *self._recent]:
             self._send_release(key, self._recent_release(key))
 
-    def _recent_release(self, key: str) -> Release:
+    def _recent_release(self, key: bytes) -> Release:
         unknown = ("", KEEP, AS_ESTIMATED, AS_ESTIMATED)
         return self._recent.get(key) or self._recent_before.get(key) or unknown
 
@@ -438,7 +418,3 @@ class Admission:
         if self._upkeep.ready:
             self._recent_before, self._recent = self._recent, {}
             self._waiting.turn()
-
-
-def _money(packed: Packed) -> tuple[Credit, ...]:
-    return tuple(credit for credit in (packed.credit, packed.budget) if credit is not None)

@@ -7,7 +7,6 @@ from struct import Struct
 
 import msgspec
 
-from catalog.types import ServedModel
 from core import keyspace
 from core.demand import Demand
 from core.money import MAX_BALANCE_NANO
@@ -82,8 +81,8 @@ def _open_ended(parts: list[Part], more: int) -> bytes:
     return b"*%d\r\n%b" % (len(parts) + more, body)
 
 
-def spec_text(prepared: Prepared, caps: tuple[Demand, ...], model: ServedModel, tenant: str) -> bytes:
-    """Return what every request of `prepared` on this model demands, as the scripts read it. See common.lua."""
+def spec_text(prepared: Prepared, caps: tuple[Demand, ...]) -> bytes:
+    """Return what every request of `prepared` demands, as the scripts read it. See common.lua."""
 
     def counted(demands: tuple[Demand, ...]) -> list[tuple[str, int, int, int]]:
         return [(d.counter, d.amount, min(d.limit, COUNT_MAX), int(d.enforced)) for d in demands]
@@ -92,6 +91,7 @@ def spec_text(prepared: Prepared, caps: tuple[Demand, ...], model: ServedModel, 
         (d.counter, d.amount, min(d.limit, COUNT_MAX), d.window_s * 1_000_000, int(d.unit), int(d.enforced))
         for d in prepared.rates
     ]
+    model, tenant = prepared.model, prepared.tenant
     spends = prepared.spends if tenant else ()
     limits = (model.inflight_max, model.waiting_max)
     whole = (model.deployment_id.hex, tenant, *limits, counted(caps), counted(prepared.concurrencies), counted(spends))
@@ -109,7 +109,7 @@ def acquire_prefix(spec: str, *, epoch: bytes, replica: str) -> bytes:
 
 
 def acquire_call(  # noqa: PLR0917 - in the order of the script's
-    prefix: bytes, request: bytes, tier: int, hold: int, wait_us: int, input_tokens: int, output_tokens: int
+    prefix: bytes, request: bytes, tier: int, hold: int, wait_us: float, input_tokens: int, output_tokens: int
 ) -> bytes:
     """Encode the call. `request` is the id in hex."""
     return prefix + _ACQUIRE_TAIL(
@@ -136,6 +136,6 @@ def lease_text(spec: str, *, tier: int, at_us: int, hold: int, input_tokens: int
     return _LEASE(b"G", tier, at_us, input_tokens, output_tokens, hold, 0) + spec.encode()
 
 
-def register_call(request: str, lease: bytes, text: bytes, *, epoch: bytes, replica: str) -> bytes:
+def register_call(request: bytes, lease: bytes, text: bytes, *, epoch: bytes, replica: str) -> bytes:
     """Encode `register` for a running request; `text` is its spec."""
     return call(REGISTER, [keyspace.lease(replica)], [epoch, request, lease, text])

@@ -6,6 +6,7 @@ from core.money import NANO_PER_UNIT, PICO_PER_NANO, format_pico
 from tenants.types import LimitMetric
 
 RETRY_MAX_S = 3600
+INSUFFICIENT_CREDIT = "INSUFFICIENT_CREDIT"
 _METRIC_OF_UNIT = {
     Unit.REQUEST: LimitMetric.REQUESTS_PER_MINUTE,
     Unit.INPUT_TOKEN: LimitMetric.INPUT_TOKENS_PER_MINUTE,
@@ -68,9 +69,9 @@ def _units(nano: int) -> str:
     return f"{nano // NANO_PER_UNIT:,}.{nano % NANO_PER_UNIT // 1000:06d}"
 
 
-def no_credit(demand: Demand) -> PlatformError:
+def no_credit() -> PlatformError:
     return PlatformError(
-        demand.refusal,
+        INSUFFICIENT_CREDIT,
         ErrorKind.PAYMENT,
         "The credit left does not cover the most this request may cost. Top up, or lower max_tokens.",
     )

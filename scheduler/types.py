@@ -7,36 +7,36 @@ import msgspec
 from catalog.types import ServedModel
 from core.demand import Demand, DemandKind
 from core.tiers import Tier
-from scheduler.fail_static import Credit, Share
+from scheduler.fail_static import Share
 
 
 class Packed(msgspec.Struct, gc=False):
-    """The commands of (prepared, model, tenant) under one epoch, encoded but for what a request brings."""
+    """The commands of one caller on one model under one epoch, encoded but for what a request brings."""
 
-    model: ServedModel
-    tenant: str  # hex; empty without money
     epoch: bytes
     spec: str  # the hash of `text`
     text: bytes  # what the server reads; sent along until it is known there
     acquire: bytes
     release: bytes
     share: Share  # of this caller on this deployment
-    deployment: Share
-    credit: Credit | None
-    budget: Credit | None  # the nearest of its spends
     known: bool = False  # the server has the spec
 
 
 class Prepared:
     """The static demands of one caller on one model, in the order the script checks them.
 
-    `named` are those that an answer names by their place.
+    `named` are those that an answer names by their place. `tenant` (hex) pays; it is empty where nothing costs money.
     """
 
-    __slots__ = ("caps", "concurrencies", "demands", "named", "packed", "rates", "reply_size", "spends", "tokens")
+    __slots__ = (
+        *("caps", "concurrencies", "demands", "model", "named", "packed", "rates", "reply_size", "spends", "tenant"),
+        "tokens",
+    )
 
-    def __init__(self, demands: tuple[Demand, ...]) -> None:
+    def __init__(self, demands: tuple[Demand, ...], model: ServedModel, tenant: str) -> None:
         self.demands = demands
+        self.model = model
+        self.tenant = tenant
         self.caps = tuple(d for d in demands if d.kind is DemandKind.CAP)
         self.concurrencies = tuple(d for d in demands if d.kind is DemandKind.CONCURRENCY)
         self.rates = tuple(d for d in demands if d.kind is DemandKind.RATE)
@@ -60,24 +60,13 @@ class Grant(msgspec.Struct, gc=False):
 
     request_id: UUID
     reply: list[int]
-    key: str  # the request id in hex
+    key: bytes  # the request id in hex
     packed: Packed
     prepared: Prepared
     tier: Tier
     hold: int  # nano
     input_tokens: int
     output_tokens: int
+    queue_us: int = 0  # how long it waited for its slot
+    over: tuple[Demand, ...] = ()  # the limits it passed that refuse nothing: soft and dark ones; empty almost always
     local: bool = False  # granted by the replica itself while Valkey was away
-
-    @property
-    def queue_us(self) -> int:
-        """How long it waited for its slot."""
-        return self.reply[1] if self.reply else 0
-
-    @property
-    def over(self) -> tuple[Demand, ...]:
-        """The limits it passed that refuse nothing: soft and dark ones. Empty almost always."""
-        size = self.prepared.reply_size
-        if len(self.reply) <= size:
-            return ()
-        return tuple(self.prepared.named[place] for place in self.reply[size:])

@@ -23,24 +23,24 @@ class Waiting:
     def __init__(self, client: RespClient, replica: str) -> None:
         self._client = client
         self._replica = replica
-        self._waiters: dict[str, asyncio.Future[WaitResult]] = {}
+        self._waiters: dict[bytes, asyncio.Future[WaitResult]] = {}
         # Messages that overtook the answer which says that the request waits.
-        self._early: dict[str, bytes] = {}
-        self._early_before: dict[str, bytes] = {}
+        self._early: dict[bytes, bytes] = {}
+        self._early_before: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._waiters)
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: bytes) -> bool:
         return key in self._waiters
 
-    def keys(self) -> set[str]:
+    def keys(self) -> set[bytes]:
         return set(self._waiters)
 
     async def start(self) -> None:
         await self._client.read_list(keyspace.grants(self._replica), self.take)
 
-    async def wait(self, key: str, wait_s: float) -> WaitResult:
+    async def wait(self, key: bytes, wait_s: float) -> WaitResult:
         """Wait for at most `wait_s`; a cancelled caller is forgotten here, not in Valkey."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[WaitResult] = loop.create_future()
@@ -57,26 +57,26 @@ class Waiting:
 
     def take(self, item: bytes) -> None:
         """Handle one message; a grant counts once it is claimed, which the script allows for 2 s."""
-        kind, _, key = item.decode().partition(" ")
+        kind, _, key = item.partition(b" ")
         if key not in self._waiters:
             self._early[key] = item
-        elif kind == "G":
-            claim = self._client.call("ZREM", commands.UNCLAIMED, f"{key} {self._replica}")
+        elif kind == b"G":
+            claim = self._client.call("ZREM", commands.UNCLAIMED, b"%b %b" % (key, self._replica.encode()))
             claim.add_done_callback(lambda done: self._claimed(key, done))
         else:
             self._end(key, WaitResult.DROPPED)
 
-    def _claimed(self, key: str, claim: asyncio.Future[int]) -> None:
+    def _claimed(self, key: bytes, claim: asyncio.Future[int]) -> None:
         """Without an answer the waiter waits on: its grant is withdrawn after 2 s, and that is told."""
         if not claim.cancelled() and claim.exception() is None:
             self._end(key, WaitResult.GRANTED if claim.result() else WaitResult.DROPPED)
 
-    def lost(self, keys: set[str]) -> None:
+    def lost(self, keys: set[bytes]) -> None:
         """End the waiting of requests that Valkey does not know any more."""
         for key in keys:
             self._end(key, WaitResult.LOST)
 
-    def _end(self, key: str, result: WaitResult) -> None:
+    def _end(self, key: bytes, result: WaitResult) -> None:
         waiter = self._waiters.get(key)
         if waiter is not None and not waiter.done():
             waiter.set_result(result)

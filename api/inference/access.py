@@ -144,7 +144,8 @@ def _resolve(directory: Directory, admission: Admission, principal: Principal, c
     now = EPOCH + timedelta(microseconds=now_us)
     demands = quotas.demands(principal, model, now)
     until_us = min(until_us, quotas.until_us(principal, now))
-    prepared = admission.prepare(demands)
+    payer = principal.tenant_id.hex if call.endpoint != "tokenize" else ""  # which costs nothing
+    prepared = admission.prepare(demands, model, payer)
     fields = engine_fields(principal, model, tier, call.endpoint)
     return Offer(principal, model, tier, schedule, until_us, prepared, fields, LimitLines(prepared.named))
 

@@ -25,21 +25,18 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
         raise errors.unavailable("Keys and limits cannot be checked now. Try again shortly.", 5)
     call, offer = job.call, job.offer
     model = offer.model
-    wait_s = patience(request.head.noted.get(PATIENCE_HEADER), min(model.max_wait_s, gateway.settings.max_wait_s))
+    wait_s: float = min(model.max_wait_s, gateway.settings.max_wait_s)
+    header = request.head.noted.get(PATIENCE_HEADER)
+    if header is not None:
+        wait_s = patience(header, wait_s)
     job.patience_until = job.started + wait_s
     input_tokens, output_tokens = estimate.prompt_tokens(call, model), estimate.output_tokens(call, model)
-    money = None
-    if call.endpoint != "tokenize":  # which costs nothing
-        money = holds.demand(
-            offer.principal.tenant_id, offer.schedule, prompt_tokens=input_tokens, output_tokens=output_tokens
-        )
     grant = await gateway.admission.acquire(
         job.id,
         offer.prepared,
-        money,
+        hold=holds.hold_nano(offer.schedule, input_tokens, output_tokens) if call.endpoint != "tokenize" else 0,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        model=model,
         tier=offer.tier,
         wait_s=wait_s,
     )
@@ -62,21 +59,19 @@ def trusted(gateway: Gateway) -> bool:
     return age_s <= gateway.settings.cache_trust_s
 
 
-def patience(header: bytes | None, most: int) -> float:
+def patience(header: bytes, most: float) -> float:
     """Return the seconds the caller waits at most.
 
     Raises:
         PlatformError: the header is not a number of seconds.
     """
-    if header is None:
-        return float(most)
     try:
         named = float(header)
     except ValueError:
         named = -1.0
     if not 0 <= named < 1e6:
         raise _bad_patience()
-    return min(named, float(most))
+    return min(named, most)
 
 
 def _bad_patience() -> PlatformError:

@@ -40,17 +40,16 @@ class Admission(Protocol):
         """False while Valkey is away and the replica decides alone."""
         ...
 
-    def prepare(self, demands: tuple[Demand, ...]) -> Any: ...
+    def prepare(self, demands: tuple[Demand, ...], model: ServedModel, tenant: str) -> Any: ...
 
     def acquire(
         self,
         request_id: UUID,
         prepared: Any,
-        money: Demand | None,
         *,
+        hold: int,
         input_tokens: int,
         output_tokens: int,
-        model: ServedModel,
         tier: Tier,
         wait_s: float,
     ) -> Awaitable[Any]: ...

@@ -42,7 +42,7 @@ class FakeGrant(msgspec.Struct):
     """See `scheduler.types.Grant`."""
 
     request_id: UUID
-    money: Demand | None
+    hold: int
     reply: list[int]
     queue_us: int = 0
     over: tuple[Demand, ...] = ()
@@ -63,18 +63,17 @@ class FakeAdmission:
         self.ready = True  # False: Valkey is away
         self.over: tuple[Demand, ...] = ()  # soft and dark limits that every request passes
 
-    def prepare(self, demands: tuple[Demand, ...]) -> Prepared:
-        return Prepared(demands)
+    def prepare(self, demands: tuple[Demand, ...], model: ServedModel, tenant: str) -> Prepared:
+        return Prepared(demands, model, tenant)
 
     async def acquire(
         self,
         request_id: UUID,
         prepared: Prepared,
-        money: Demand | None,
         *,
+        hold: int,
         input_tokens: int,
         output_tokens: int,
-        model: ServedModel,
         tier: Tier,
         wait_s: float,
     ) -> FakeGrant:
@@ -85,7 +84,7 @@ class FakeAdmission:
         if self.gate is not None:
             await self.gate.wait()
         reply = [] if self.alone else reply_of(prepared)
-        grant = FakeGrant(request_id, money, reply, over=self.over)
+        grant = FakeGrant(request_id, hold, reply, over=self.over)
         self.held[request_id] = grant
         return grant
 

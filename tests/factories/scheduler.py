@@ -5,7 +5,7 @@ import contextlib
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from catalog.types import DeploymentKind, EngineKind, ServedModel
@@ -63,8 +63,18 @@ def concurrency(limit: int, *, counter: str = "key:k:concurrency") -> Demand:
     return Demand(DemandKind.CONCURRENCY, counter, 1, limit, "CONCURRENCY_LIMITED")
 
 
-def money(tenant: UUID, hold_nano: int) -> Demand:
-    return Demand(DemandKind.MONEY, tenant.hex, hold_nano, 0, "INSUFFICIENT_CREDIT")
+class Money(NamedTuple):
+    """Who pays, in hex, and the hold in nano."""
+
+    tenant: str
+    hold: int
+
+
+def money(tenant: UUID, hold_nano: int) -> Money:
+    return Money(tenant.hex, hold_nano)
+
+
+NO_MONEY = Money("", 0)
 
 
 @dataclass
@@ -174,7 +184,7 @@ async def ask(
     replica: Admission,
     model: ServedModel,
     *demands: Demand,
-    money: Demand | None = None,
+    money: Money = NO_MONEY,
     used: tuple[int, int] = (0, 0),
     tier: Tier = Tier.STANDARD,
     wait_s: float = 0.0,
@@ -183,11 +193,10 @@ async def ask(
 ) -> Grant:
     return await replica.acquire(
         request_id or new_uuid(),
-        prepared or replica.prepare(demands),
-        money,
+        prepared or replica.prepare(demands, model, money.tenant),
+        hold=money.hold,
         input_tokens=used[0],
         output_tokens=used[1],
-        model=model,
         tier=tier,
         wait_s=wait_s,
     )

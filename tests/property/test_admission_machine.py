@@ -159,7 +159,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         book, replica, request = self.book, self.fleet.replicas[n], uuid4()
         if (n, which) not in self.prepared:
             demands = (rate(RPM), concurrency(CONCURRENCY), tokens(TPM, Unit.INPUT_TOKEN), spend(BUDGET, counter=SPEND))
-            self.prepared[n, which] = replica.prepare(demands)
+            self.prepared[n, which] = replica.prepare(demands, self.models[which], self.tenant.hex)
         # at the edge of the window either is right
         right = [self.expected(which, hold, estimate, window_s=edge, waits=waits) for edge in (59, 63)]
         task = asyncio.create_task(
@@ -174,7 +174,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             )
         )
         async with asyncio.timeout(30):
-            while not task.done() and request.hex not in replica._waiting:
+            while not task.done() and request.hex.encode() not in replica._waiting:
                 await replica.heartbeat()
         said = await self.said(task)
         assert said in right

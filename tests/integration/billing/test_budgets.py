@@ -158,8 +158,8 @@ async def test_one_load_for_a_herd_and_exactly_what_fits(world: World) -> None:
 
     admission = await door(world)
     admission._loading._budgets = counted
-    prepared = admission.prepare((spend(name, 1000 * UNIT),))
     model, hold = served_model(), money(tenant_id, 100 * UNIT)
+    prepared = admission.prepare((spend(name, 1000 * UNIT),), model, tenant_id.hex)
     got = await outcomes(
         *(asyncio.ensure_future(ask(admission, model, prepared=prepared, money=hold)) for _ in range(50))
     )

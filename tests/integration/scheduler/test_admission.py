@@ -156,7 +156,7 @@ async def test_rate_is_exact_over_four_replicas_and_says_when_to_return(fleet: F
 async def test_rate_holds_in_every_window_when_requests_come_all_the_time(fleet: Fleet) -> None:
     """30 a minute asked for 4 a second for three minutes: at most 30 in any 60 s, and nearly as many."""
     replica, model = await fleet.replica(), served_model()
-    prepared = replica.prepare((rate(30),))
+    prepared = replica.prepare((rate(30),), model, "")
     admitted = []
     for _ in range(720):
         got = await outcomes(soon(replica, model, prepared=prepared))
@@ -170,7 +170,7 @@ async def test_rate_holds_in_every_window_when_requests_come_all_the_time(fleet:
 
 async def test_retry_after_is_when_a_request_is_let_in_and_not_a_second_before(fleet: Fleet) -> None:
     replica, model = await fleet.replica(), served_model()
-    prepared = replica.prepare((rate(3),))
+    prepared = replica.prepare((rate(3),), model, "")
     for pause in (10, 7, 0):
         await ask(replica, model, prepared=prepared)
         await fleet.advance(pause)
@@ -395,6 +395,6 @@ async def test_flushed_scripts_are_loaded_again(fleet: Fleet) -> None:
 
 async def test_prepare_refuses_what_cannot_be_encoded(fleet: Fleet) -> None:
     replica = await fleet.replica()
-    for demand in (rate(1, counter="a b"), rate(1, counter="a=b"), money(uuid4(), 1), rate(1, window_s=0)):
-        with pytest.raises(ValueError, match=r"counter|Money|window"):
-            replica.prepare((demand,))
+    for demand in (rate(1, counter="a b"), rate(1, counter="a=b"), rate(1, window_s=0)):
+        with pytest.raises(ValueError, match=r"counter|window"):
+            replica.prepare((demand,), served_model(), "")

@@ -198,7 +198,7 @@ async def test_soft_and_dark_limits_count_refuse_nothing_and_are_told(fleet: Fle
     )
     soft = tuple(msgspec.structs.replace(demand, enforced=False) for demand in hard)
     await fleet.client.call("SET", "{tg}:c:key:k:spend:t:soft", 0)
-    prepared = replica.prepare((*soft, rate(3)))
+    prepared = replica.prepare((*soft, rate(3)), model, tenant.hex)
     first = await ask(replica, model, prepared=prepared, money=money(tenant, 30), used=(60, 0))
     second = await ask(replica, model, prepared=prepared, money=money(tenant, 30), used=(60, 0))
     assert first.over == ()
@@ -289,7 +289,7 @@ async def test_a_dead_replica_gives_its_slots_back_and_leaves_tokens_and_budget_
     assert await fleet.count("key:k:concurrency") == 0
     assert await fleet.rated(INPUT) == {bucket(grant): 300}
     assert await fleet.count("key:k:spend:d:2026-11-30") == 100
-    assert await fleet.outstanding(tenant) == {grant.key: 100}
+    assert await fleet.outstanding(tenant) == {grant.request_id.hex: 100}
 
 
 async def test_what_runs_while_data_is_lost_is_entered_with_its_tokens(fleet: Fleet) -> None:
@@ -325,7 +325,7 @@ async def test_what_was_granted_without_valkey_is_entered_with_its_tokens_and_it
     replica, model, tenant = await fleet.replica(), served_model(), uuid4()
     await fleet.set_credit(tenant, 1000)
     await fleet.client.call("SET", "{tg}:c:key:k:spend:d:2026-11-30", 0)
-    prepared = replica.prepare((rate(9), concurrency(5), spend(1000), *BOTH))
+    prepared = replica.prepare((rate(9), concurrency(5), spend(1000), *BOTH), model, tenant.hex)
     kept = await ask(replica, model, prepared=prepared, money=money(tenant, 100), used=(300, 200))
     ended = await ask(replica, model, prepared=prepared, money=money(tenant, 50), used=(30, 20))
     await fleet.client.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -367,7 +367,7 @@ async def test_what_a_server_has_only_in_its_scripts_may_be_lost_at_any_time(fle
     assert await fleet.load(model) == (0, 0)
     assert await fleet.count("key:k:concurrency") == 0
     assert sum((await fleet.rated(INPUT)).values()) == 170
-    assert his.key not in await fleet.outstanding(uuid4())
+    assert his.request_id.hex not in await fleet.outstanding(uuid4())
 
 
 async def test_counters_that_say_nothing_any_more_go_and_budgets_stay(fleet: Fleet) -> None:

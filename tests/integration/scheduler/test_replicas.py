@@ -352,7 +352,7 @@ async def test_valkey_away_goes_on_with_the_share_of_the_last_minute(own_valkey:
     try:
         replica, model, tenant = await fleet.replica(), served_model(), uuid4()
         await fleet.set_credit(tenant, 1000)
-        prepared = replica.prepare((rate(100),))
+        prepared = replica.prepare((rate(100),), model, tenant.hex)
         known = {"prepared": prepared, "money": money(tenant, 10)}
         for grant in [await ask(replica, model, **known) for _ in range(4)]:  # type: ignore[arg-type] # as given
             replica.release(grant, 10)

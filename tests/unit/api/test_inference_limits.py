@@ -9,7 +9,7 @@ from core.ids import new_uuid
 from scheduler.types import Prepared
 from tenants.types import Limit, LimitLevel, LimitMetric
 from tests.factories.gateway import principal, rpm
-from tests.factories.scheduler import concurrency, rate, tokens
+from tests.factories.scheduler import concurrency, rate, served_model, tokens
 
 INPUT, OUTPUT = LimitMetric.INPUT_TOKENS_PER_MINUTE, LimitMetric.OUTPUT_TOKENS_PER_MINUTE
 
@@ -20,7 +20,7 @@ def shown(headers: bytes) -> dict[str, str]:
 
 
 def lines_of(*demands: Demand) -> LimitLines:
-    return LimitLines(Prepared(demands).named)
+    return LimitLines(Prepared(demands, served_model(), "").named)
 
 
 def test_what_is_left_of_requests_and_of_requests_at_once() -> None:

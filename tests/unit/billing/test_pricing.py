@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from billing import holds, pricing
 from billing.types import Outcome, PriceSchedule
-from core.demand import DemandKind
 from core.money import Currency, format_pico, parse_pico
 from core.tiers import Tier
 from core.usage import TokenUsage
@@ -64,12 +63,11 @@ def test_a_million_small_events_add_up_exactly() -> None:
 
 def test_hold_and_release_of_the_cut_stream() -> None:
     s = schedule("3.00", "0.30", "15.00")
-    hold = holds.demand(TENANT, s, prompt_tokens=4000, output_tokens=2000)
-    assert (hold.kind, hold.counter, hold.refusal) == (DemandKind.MONEY, TENANT.hex, "INSUFFICIENT_CREDIT")
-    assert hold.amount == 42_000_000  # nano: 0.042
+    hold = holds.hold_nano(s, 4000, 2000)
+    assert hold == 42_000_000  # 0.042
     billed = pricing.charge(TokenUsage(input_uncached=4000, output=137), s, Outcome.CLIENT_ABORT)
     assert format_pico(billed) == "0.014055000000"
-    assert format_pico(hold.amount * 1000 - billed) == "0.027945000000"
+    assert format_pico(hold * 1000 - billed) == "0.027945000000"
 
 
 @pytest.mark.parametrize(
