@@ -135,16 +135,24 @@ def _refuse_revoked(row: ApiKeyRow) -> None:
         raise PlatformError("KEY_REVOKED", ErrorKind.CONFLICT, "This key was revoked, which is for good. Make another.")
 
 
-async def _check_owner(session: AsyncSession, tenant_id: UUID, project_id: UUID, owner: KeyOwner) -> None:
+async def _check_owner(
+    session: AsyncSession, tenant_id: UUID, project_id: UUID, owner: KeyOwner, scopes: frozenset[Scope]
+) -> None:
+    """A key is never good for more than its owner: gateways would not let it, so nobody makes one."""
     if owner == NO_OWNER:
         return
     if owner.person_id is not None and owner.service_account_id is not None:
         raise invalid("owner_person_id", "A key has one owner: a person or a service account.")
-    if not await queries.owner_in_force(session, tenant_id, project_id, owner.person_id, owner.service_account_id):
+    held = await queries.owner_roles(session, tenant_id, project_id, owner.person_id, owner.service_account_id)
+    if not held:
         raise invalid(
             "owner_person_id" if owner.person_id is not None else "owner_service_account_id",
             "The owner must be an active member of the tenant or of the key's project.",
         )
+    beyond = scopes - roles.scopes_of(held)
+    if beyond:
+        message = f"The role of the key's owner does not allow {', '.join(sorted(beyond))}."
+        raise PlatformError("SCOPE_NOT_ALLOWED", ErrorKind.FORBIDDEN, message, param="scopes")
 
 
 async def create(
@@ -175,7 +183,7 @@ async def create(
     wanted = _checked(limits or KeyLimits())
     if policy is not None:
         wanted = allowed(wanted, policy)
-    await _check_owner(session, tenant_id, project.id, owner)
+    await _check_owner(session, tenant_id, project.id, owner, wanted.scopes)
     row = ApiKeyRow(
         id=new_uuid(),
         tenant_id=tenant_id,
@@ -236,8 +244,8 @@ async def update(
     _refuse_revoked(row)
     before = _api_key(row, ())
     wanted = allowed(_checked(limits), policy, before.limits)
-    if owner != before.owner:
-        await _check_owner(session, tenant_id, row.project_id, owner)
+    if (owner, wanted.scopes) != (before.owner, before.limits.scopes):
+        await _check_owner(session, tenant_id, row.project_id, owner, wanted.scopes)
     row.name = name
     row.owner_person_id, row.owner_service_account_id = owner.person_id, owner.service_account_id
     _take(row, wanted)

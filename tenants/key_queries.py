@@ -430,14 +430,14 @@ async def operator_tokens_by_pepper(session: AsyncSession, pepper_ids: Sequence[
     return {row[0]: row[1] for row in rows}
 
 
-async def owner_in_force(
+async def owner_roles(
     session: AsyncSession, tenant_id: UUID, project_id: UUID, person_id: UUID | None, service_account_id: UUID | None
-) -> bool:
-    """Say whether a key of the project may belong to this person or service account."""
+) -> Sequence[str]:
+    """Return what this person or service account is in the project; nothing when no key of it may be theirs."""
     query = _roles_of_person(literal(tenant_id), literal(project_id), literal(person_id))
     if person_id is None:
         query = _role_of_account(literal(tenant_id), literal(project_id), literal(service_account_id))
-    return bool(await session.scalar(select(query.exists())))
+    return (await session.scalars(query)).all()
 
 
 async def service_account_role(

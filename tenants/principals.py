@@ -21,6 +21,7 @@ from tenants.limit_merge import LimitBook
 from tenants.limit_queries import RuleRow
 from tenants.limit_tables import LimitRuleRow
 from tenants.limits import rule_of
+from tenants.roles import scopes_of
 from tenants.types import Principal
 
 KEY_KINDS = key_queries.KINDS
@@ -64,6 +65,12 @@ def _refusal(row: PrincipalRow) -> str:
     return next((code for true, code in reasons if true), "")
 
 
+def _scopes(row: PrincipalRow) -> frozenset[str]:
+    """What the key was made for, as far as the present role of its owner lets it be."""
+    scopes = frozenset(row.scopes)
+    return scopes if row.owner_roles is None else scopes & scopes_of(row.owner_roles)
+
+
 def _principal(row: PrincipalRow, book: LimitBook, shared: Shared) -> Principal:
     one = shared.one
     return Principal(
@@ -71,7 +78,7 @@ def _principal(row: PrincipalRow, book: LimitBook, shared: Shared) -> Principal:
         project_id=one(row.project_id),
         key_id=row.id,
         currency=Currency(row.currency),
-        scopes=one(frozenset(row.scopes)),
+        scopes=one(_scopes(row)),
         tier_default=_TIERS[row.tier_default],
         tier_max=_TIERS[row.tier_max],
         model_patterns=one(tuple(row.model_patterns)),

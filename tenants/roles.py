@@ -168,12 +168,20 @@ class Rights:
 
     def scopes(self, project_id: UUID) -> frozenset[Scope]:
         """Return the scopes that a key of theirs in that project may have."""
-        roles = self.roles | self.of_project.get(project_id, frozenset())
-        return frozenset().union(*(SCOPES[role] for role in roles)) if roles else frozenset()
+        return scopes_of(self.roles | self.of_project.get(project_id, frozenset()))
 
     @property
     def any(self) -> bool:
         return bool(self.roles or self.of_project)
+
+
+def scopes_of(roles: Iterable[str]) -> frozenset[Scope]:
+    """Return what a key may be good for at most whose owner has these roles where it is.
+
+    Raises:
+        ValueError: one of them is no role.
+    """
+    return frozenset().union(*(SCOPES[Role(role)] for role in roles))
 
 
 def rights_of(memberships: Iterable[tuple[UUID | None, Role]]) -> Rights:

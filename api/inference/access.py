@@ -50,7 +50,11 @@ def authenticate(directory: Directory, digest: bytes, now_us: int, client_ip: st
     if principal.expires_at_us and principal.expires_at_us <= now_us:
         raise refusal("KEY_EXPIRED")
     if SCOPE not in principal.scopes:
-        raise PlatformError("SCOPE_MISSING", ErrorKind.FORBIDDEN, f"This API key does not have the scope {SCOPE!r}.")
+        raise PlatformError(
+            "SCOPE_MISSING",
+            ErrorKind.FORBIDDEN,
+            f"This API key may not do this: it, or the role of its owner, lacks the scope {SCOPE!r}.",
+        )
     if principal.allowed_networks and not networks.contain(principal.allowed_networks, client_ip):
         raise PlatformError("FORBIDDEN", ErrorKind.FORBIDDEN, "This API key may not be used from this address.")
     return principal

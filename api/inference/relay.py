@@ -10,7 +10,7 @@ from api.inference import errors
 from api.inference.sse import EventFilter
 from core.errors import ErrorKind, PlatformError
 from engine.client import Call, Failure
-from engine.refusals import explain
+from engine.refusals import blames_caller, explain
 from tenants.types import Principal
 
 BUFFERED_MAX = 64 * 1024 * 1024
@@ -70,7 +70,7 @@ class Relay:
             self.first_at = self.monotonic()
         self.size += len(block)
         if self.size > ERROR_BODY_MAX and self.size > self.size_max:
-            self.break_off(Failure.PROTOCOL)
+            self.break_off(Failure.PROTOCOL if self.status == 200 else None)  # a refusal's status says enough
             return
         self.body.append(block)
 
@@ -84,8 +84,8 @@ class Relay:
     def size_max(self) -> int:
         return BUFFERED_MAX if self.status == 200 else ERROR_BODY_MAX
 
-    def break_off(self, failure: Failure) -> None:
-        """Close the engine's connection and end with this failure."""
+    def break_off(self, failure: Failure | None) -> None:
+        """Close the engine's connection and end with this failure, or with what has come."""
         self.abort()
         self.on_end(failure)
 
@@ -234,12 +234,16 @@ def _failure_error(failure: Failure) -> PlatformError:
 
 def _status_error(status: int, body: bytes, retry_after: bytes) -> PlatformError:
     """The engine's own refusals: what the caller did wrong is told to the caller, the rest is ours."""
-    if status in {400, 404, 413, 422}:
-        message, param = _engine_message(body)
+    said = _engine_error(body)
+    if blames_caller(status, said):
+        message, param = explain(said)
         if status == 404 and not message:
             return errors.upstream_error("The engine does not know this endpoint or model. Nothing was charged.")
         return PlatformError(
-            "INVALID_REQUEST", ErrorKind.INVALID, message or "The engine refused the request.", param=param
+            "INVALID_REQUEST",
+            ErrorKind.INVALID,
+            message[:1000] or "The engine refused the request.",
+            param=param and param[:64],
         )
     if status in {429, 503}:
         seconds = int(retry_after) if retry_after.isdigit() and len(retry_after) < 5 else 1
@@ -249,14 +253,13 @@ def _status_error(status: int, body: bytes, retry_after: bytes) -> PlatformError
     return errors.upstream_error()
 
 
-def _engine_message(body: bytes) -> tuple[str, str | None]:
+def _engine_error(body: bytes) -> dict[str, Any]:
+    """The error object of an engine's refusal; empty when there is none."""
     try:
         found = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return "", None
+        return {}
     if type(found) is not dict:
-        return "", None
+        return {}
     inner = found.get("error")
-    error: dict[str, Any] = inner if type(inner) is dict else found
-    message, param = explain(error)
-    return message[:1000], param and param[:64]
+    return inner if type(inner) is dict else found

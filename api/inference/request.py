@@ -151,6 +151,8 @@ def _call(endpoint: str, members: dict[str, Any], own: dict[str, Any], body: byt
     model = own.get("model")
     if type(model) is not str or not model or len(model) > 256:
         raise errors.invalid("The parameter 'model' must name a model.", "model")
+    if members.get("tools") is not None:
+        _check_tools(members["tools"])
     if endpoint in {"embeddings", "tokenize"}:
         return Call(endpoint, model, body, size, choices=0, single_text=_is_text(members.get("input", "")))
     name = "max_completion_tokens" if own.get("max_completion_tokens") is not None else "max_tokens"
@@ -212,6 +214,19 @@ def _prompts(prompt: Any) -> tuple[int, bool]:
     if type(prompt) is not list:
         raise errors.invalid("The parameter 'prompt' must be a string or a list.", "prompt")
     return (1, False) if type(prompt[0]) is int else (len(prompt), False)
+
+
+def _check_tools(tools: Any) -> None:
+    """Engines differ in what they make of a tool without its parts; some call it a failure of their own."""
+    if type(tools) is not list:
+        raise errors.invalid("The parameter 'tools' must be a list.", "tools")
+    for place, tool in enumerate(tools):
+        kind = tool.get("type") if type(tool) is dict else None
+        if type(kind) is not str:
+            raise errors.invalid(f"The tool {place} must be an object with a 'type'.", "tools")
+        function = tool.get("function")
+        if kind == "function" and not (type(function) is dict and type(function.get("name")) is str):
+            raise errors.invalid(f"The tool {place} must have a 'function' with a 'name'.", "tools")
 
 
 def _text_only(messages: Any) -> bool:

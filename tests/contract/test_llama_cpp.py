@@ -1,6 +1,7 @@
 """The engine contract against the real llama.cpp server, and a gateway before it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -78,3 +79,23 @@ async def test_a_prompt_beyond_the_context_is_refused_in_words_for_callers(gatew
     answer = await gateway.post("/v1/chat/completions", json=contract.chat_body(LLAMA_CPP, "word " * 2000))
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].endswith("tokens; this model takes 1024, prompt and answer together.")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"tools": [{}] * 3000}, "The tool 0 must be an object with a 'type'."),
+        ({"tools": [{"type": "zork"}]}, "Failed to parse tools: "),  # llama.cpp calls it a failure of its own: 500
+        ({"temperature": "hot"}, "Field 'temperature': type must be number, but is string"),
+    ],
+)
+async def test_what_the_engine_cannot_take_is_the_callers_fault(
+    gateway: httpx.AsyncClient, members: dict[str, Any], words: str, stream: bool
+) -> None:
+    body = contract.chat_body(LLAMA_CPP, "hi", stream=stream, **members)
+    answer = await gateway.post("/v1/chat/completions", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (400, "invalid_request_error", "INVALID_REQUEST")
+    assert error["message"].startswith(words)
+    assert "tools = " not in error["message"]

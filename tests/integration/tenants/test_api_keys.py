@@ -10,7 +10,7 @@ from core import db
 from core.clock import ManualClock, SystemClock
 from core.errors import PlatformError
 from core.ids import new_uuid
-from tenants import api_keys, key_secrets, members, operators, people, principals
+from tenants import api_keys, key_secrets, members, operators, people, principals, projects
 from tenants.credentials import Peppers, digest, pepper_id
 from tenants.key_types import KeyFilter, KeyPolicy, KeyState
 from tenants.types import KeyLimits, KeyOwner, Principal, Role, Scope, Status
@@ -144,6 +144,56 @@ async def test_a_key_that_manages_has_the_present_rights_of_its_owner(sessions: 
         await _run(sessions, "UPDATE member SET role = :role WHERE person_id = :id", role=role.value, id=person)
         async with db.transaction(sessions) as session:
             assert (await api_keys.rights_of(session, made.tenant.id, made.key.id)).roles == {role}
+
+
+async def test_a_key_is_good_for_no_more_than_the_present_role_of_its_owner(sessions: db.Sessions) -> None:
+    """Whichever way its owner came to be less, and back again: what the key was made for is kept."""
+    made = await customer(sessions, KeyLimits(scopes=frozenset({Scope.INFERENCE, Scope.BATCH, Scope.USAGE_READ})))
+    person, account = await _person(sessions, made), await _account(sessions, made)
+    await _own(sessions, made, KeyOwner(person_id=person))
+    by_role = {
+        Role.VIEWER: set(),
+        Role.FINANCE: {"usage.read"},
+        Role.DEVELOPER: {"inference", "batch", "usage.read"},
+        Role.OWNER: {"inference", "batch", "usage.read"},
+    }
+    for role, scopes in by_role.items():
+        await _run(sessions, "UPDATE member SET role = :role WHERE person_id = :id", role=role.value, id=person)
+        (known,) = (await changed(sessions, "person", person)).values()
+        async with db.transaction(sessions) as session:
+            fresh = await principals.find(session, PEPPERS, made.secret)
+        assert known is not None
+        assert known == fresh
+        assert (known.scopes, known.refusal) == (scopes, "")
+    await _own(sessions, made, KeyOwner(service_account_id=account))
+    await _run(sessions, "UPDATE service_account SET role = 'finance' WHERE id = :id", id=account)
+    (known,) = (await changed(sessions, "service_account", account)).values()
+    assert known is not None
+    assert known.scopes == {"usage.read"}
+
+
+async def test_a_second_role_in_the_keys_project_counts_and_one_elsewhere_does_not(sessions: db.Sessions) -> None:
+    made = await customer(sessions)
+    person = await _person(sessions, made)
+    await _own(sessions, made, KeyOwner(person_id=person))
+    async with db.transaction(sessions) as session:
+        elsewhere = await projects.create(session, made.tenant.id, name="elsewhere")
+        await members.add(session, made.tenant.id, person, Role.DEVELOPER, project_id=elsewhere.id)
+    viewer = "UPDATE member SET role = 'viewer' WHERE person_id = :id AND project_id IS NULL"
+    await _run(sessions, viewer, id=person)
+    assert (await _all(sessions))[made.digest].scopes == set()
+    async with db.transaction(sessions) as session:
+        await members.add(session, made.tenant.id, person, Role.DEVELOPER, project_id=made.project.id)
+    assert (await _all(sessions))[made.digest].scopes == {"inference", "usage.read"}
+
+
+async def test_nobody_makes_a_key_that_is_good_for_more_than_its_owner(sessions: db.Sessions) -> None:
+    made = await customer(sessions)
+    person = await _person(sessions, made)
+    await _run(sessions, "UPDATE member SET role = 'finance' WHERE person_id = :id", id=person)
+    with pytest.raises(PlatformError, match="does not allow inference") as caught:
+        await _own(sessions, made, KeyOwner(person_id=person))
+    assert (caught.value.code, caught.value.param) == ("SCOPE_NOT_ALLOWED", "scopes")
 
 
 async def test_the_reason_nearest_to_the_key_is_told(sessions: db.Sessions) -> None:

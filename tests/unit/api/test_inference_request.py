@@ -64,7 +64,7 @@ json_values = st.recursive(
 
 @given(
     content=json_values,
-    extra=st.dictionaries(st.sampled_from(["tools", "stop", "seed"]), json_values),
+    extra=st.dictionaries(st.sampled_from(["logit_bias", "stop", "seed"]), json_values),
     spaces=st.booleans(),
 )
 def test_any_json_is_passed_on_unchanged_but_for_ours(content: Any, extra: dict[str, Any], spaces: bool) -> None:
@@ -241,3 +241,25 @@ def test_a_body_of_a_million_empty_lists_is_refused_before_it_is_decoded() -> No
     assert "lists and objects" in refused.value.message
     vectors = b'{"model":"m","input":[' + b"[50000,50001]," * 2047 + b"[1]]}"
     assert parse("embeddings", vectors).model == "m"
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "tokenize"])
+@pytest.mark.parametrize(
+    ("tools", "words"),
+    [
+        ("x", "must be a list"),
+        ([{}] * 3000, "The tool 0 "),
+        ([{"type": "function", "function": {"name": "a"}}, 1], "The tool 1 "),
+        ([{"type": "function"}], "'function' with a 'name'"),
+        ([{"type": "function", "function": {"name": 5}}], "'function' with a 'name'"),
+    ],
+)
+def test_tools_have_their_parts(tools: Any, words: str, endpoint: str) -> None:
+    error = refused(body(tools=tools), endpoint)
+    assert error.param == "tools"
+    assert words in error.message
+
+
+def test_tools_that_are_whole_are_passed_on() -> None:
+    for tools in (None, [], [{"type": "function", "function": {"name": "a"}}], [{"type": "custom", "custom": {}}]):
+        assert msgspec.json.decode(parse("chat", body(tools=tools)).body)["tools"] == tools
