@@ -120,8 +120,15 @@ async def test_scopes_are_those_of_the_role_at_every_change(anonymous: Client, s
     refused = await _make(me, made, scopes=["manage"])
     assert (refused.status_code, refused.json()["code"]) == (403, "SCOPE_NOT_ALLOWED")
     assert (await _make(me, made, scopes=["inference", "batch", "usage.read"])).status_code == 201
+    beyond = await _make(boss, made, scopes=["manage"], owner_person_id=_person(visitor))  # its owner may not manage
+    assert (beyond.status_code, beyond.json()["code"]) == (403, "SCOPE_NOT_ALLOWED")
+    role = text("UPDATE member SET role = :role WHERE person_id = :id")
+    async with db.transaction(sessions) as session:
+        await session.execute(role, {"role": "admin", "id": visitor.person.id})
     given = await _make(boss, made, scopes=["manage"], owner_person_id=_person(visitor))
     assert given.status_code == 201, given.text
+    async with db.transaction(sessions) as session:
+        await session.execute(role, {"role": "developer", "id": visitor.person.id})
     path = f"{_tenant(made)}/keys/{given.json()['api_key']['id']}"
     kept = await me.patch(path, {"name": "mine"})  # their own, with a scope they may not give
     assert (kept.status_code, kept.json()["code"]) == (403, "SCOPE_NOT_ALLOWED")
