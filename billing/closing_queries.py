@@ -1,4 +1,4 @@
-"""Queries of trial balances, periods, seals and statements. What a tenant owns takes `tenant_id` first."""
+"""Queries of trial balances, periods and statements. What a tenant owns takes `tenant_id` first."""
 
 from collections.abc import Sequence
 from datetime import date, datetime
@@ -9,16 +9,11 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 _PERIOD_LOCK = 7481206  # as in book_in_open_period
-_SEAL_LOCK = 7481207
 
 
 async def lock_periods(session: AsyncSession) -> None:
     """Wait until every transaction that is being booked is in, and let none begin until the end of this one."""
     await session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _PERIOD_LOCK})
-
-
-async def lock_seals(session: AsyncSession) -> None:
-    await session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _SEAL_LOCK})
 
 
 async def periods(session: AsyncSession) -> Sequence[Row[Any]]:
@@ -67,61 +62,6 @@ async def sums(session: AsyncSession) -> Sequence[Row[Any]]:
         ORDER BY p.tenant_id
     """
     return (await session.execute(text(statement))).all()
-
-
-# Seals: all fields of a transaction and of its transfers, in one row of text.
-_FACTS = """
-    SELECT x.id, json_build_array(
-        x.id, x.tenant_id, x.kind, x.idempotency_key, encode(x.body_sha256, 'hex'), x.actor, x.note, x.reverses_tx,
-        to_char(x.effective_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'),
-        to_char(x.booked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), x.period,
-        (SELECT json_agg(json_build_array(t.seq, t.debit_account, d.code, d.tenant_id, t.credit_account, c.code,
-                                          c.tenant_id, t.currency, t.amount::text) ORDER BY t.seq)
-         FROM ledger_transfer t JOIN ledger_account d ON d.id = t.debit_account
-         JOIN ledger_account c ON c.id = t.credit_account WHERE t.tx_id = x.id))::text AS facts
-    FROM ledger_tx x
-"""
-
-
-async def unsealed(session: AsyncSession, limit: int) -> Sequence[Row[Any]]:
-    """Return transactions that no seal covers, in the order of their ids, with all their facts."""
-    statement = f"""
-        {_FACTS} WHERE NOT EXISTS (SELECT FROM ledger_leaf f WHERE f.tx_id = x.id) ORDER BY x.id LIMIT :limit
-    """
-    return (await session.execute(text(statement), {"limit": limit})).all()
-
-
-async def last_seal(session: AsyncSession) -> Row[Any] | None:
-    return (await session.execute(text("SELECT * FROM ledger_seal ORDER BY seq DESC LIMIT 1"))).one_or_none()
-
-
-async def seal_after(session: AsyncSession, seq: int) -> Row[Any] | None:
-    """Return the next seal."""
-    statement = "SELECT * FROM ledger_seal WHERE seq > :seq ORDER BY seq LIMIT 1"
-    return (await session.execute(text(statement), {"seq": seq})).one_or_none()
-
-
-async def leaves(session: AsyncSession, seal_seq: int) -> Sequence[Row[Any]]:
-    """Return a seal's leaves in their order, with the facts as they are now; None where the transaction is gone."""
-    statement = f"""
-        SELECT f.place, f.tx_id, f.hash, x.facts FROM ledger_leaf f LEFT JOIN ({_FACTS}) x ON x.id = f.tx_id
-        WHERE f.seal_seq = :seq ORDER BY f.place
-    """  # noqa: S608 - built of constants
-    return (await session.execute(text(statement), {"seq": seal_seq})).all()
-
-
-async def insert_seal(session: AsyncSession, seq: int, count: int, *, root: bytes, prev: bytes, sha256: bytes) -> None:
-    statement = """
-        INSERT INTO ledger_seal (seq, transactions, merkle_root, prev_hash, hash) VALUES (:seq, :n, :root, :prev, :hash)
-    """
-    values = {"seq": seq, "n": count, "root": root, "prev": prev, "hash": sha256}
-    await session.execute(text(statement), values)
-
-
-async def insert_leaves(session: AsyncSession, seal_seq: int, leaves: Sequence[tuple[UUID, bytes]]) -> None:
-    statement = "INSERT INTO ledger_leaf (seal_seq, place, tx_id, hash) VALUES (:seq, :place, :tx, :hash)"
-    rows = [{"seq": seal_seq, "place": place, "tx": tx_id, "hash": leaf} for place, (tx_id, leaf) in enumerate(leaves)]
-    await session.execute(text(statement), rows)
 
 
 # Statements

@@ -42,7 +42,7 @@ async def seal_ledger(context: TaskContext) -> None:
             newest = await seals.head(session)
         if count:
             seals.save_anchor(context.settings.home, newest)
-            log.info("ledger.head_anchored", seq=newest.seq, hash=newest.hash.hex(), transactions=count)
+            log.info("ledger.head_anchored", seq=newest.seq, hash=newest.hash.hex(), leaves=count)
         if count < seals.SEAL_MAX:
             return
 

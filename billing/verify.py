@@ -31,7 +31,7 @@ class Finding(msgspec.Struct, frozen=True):
 async def verify(session: AsyncSession, anchor: SealHead | None = None) -> Finding | None:
     """Return the first wrong row, or None when all is right. Takes the transaction for itself, from its beginning.
 
-    Transactions against their seals, and these against the anchor; closed months; then price versions against their
+    What seals cover against them, and these against the anchor; closed months; then price versions against their
     hashes; every event rated again; transfers against accounts, kinds and what was asked
     for; balances against transfers and bounds; debits against credits; events against transfers and rollups;
     quarantined events against what the gateway wrote; as many transactions as each tenant had.
@@ -66,8 +66,12 @@ async def _sealed(session: AsyncSession, anchor: SealHead | None) -> Finding | N
 
 async def _price_versions(session: AsyncSession) -> tuple[Finding | None, dict[UUID, VersionPrices]]:
     prices = {}
-    for version, sha256 in await verify_queries.published_versions(session):
-        if content_sha256(version) != sha256:
+    for row in await verify_queries.published_versions(session):
+        try:
+            version = await verify_queries.version_facts(session, row)
+        except ValueError as error:
+            return Finding("price_version", str(row.id), f"a price of it cannot be read: {error}"), {}
+        if content_sha256(version) != row.content_sha256:
             return Finding("price_version", str(version.id), "its prices are not those that were published"), {}
         try:
             prices[version.id] = verify_queries.prices(version)

@@ -74,10 +74,12 @@ _CHECKS = {
         SELECT j.id::text AS row, 'its transaction is not what was asked for, or one person decided alone' AS problem
         FROM credit_adjustment j LEFT JOIN ledger_tx x ON x.id = j.tx_id
         LEFT JOIN LATERAL (SELECT sum(amount) AS amount FROM ledger_transfer WHERE tx_id = x.id) t ON true
-        WHERE j.state = 'posted' AND NOT coalesce(
-            x.tenant_id = j.tenant_id AND x.kind = j.kind AND t.amount = j.amount_pico AND x.note = j.note
-            AND x.reverses_tx IS NOT DISTINCT FROM j.reverses_tx
-            AND (NOT j.needs_approval OR j.decided_by <> j.requested_by), false)
+        WHERE NOT coalesce(CASE j.state
+            WHEN 'pending' THEN num_nulls(j.tx_id, j.decided_by, j.decided_at) = 3
+            WHEN 'declined' THEN j.tx_id IS NULL AND j.decided_by <> j.requested_by
+            WHEN 'posted' THEN x.tenant_id = j.tenant_id AND x.kind = j.kind AND t.amount = j.amount_pico
+                 AND x.note = j.note AND x.reverses_tx IS NOT DISTINCT FROM j.reverses_tx
+                 AND (NOT j.needs_approval OR j.decided_by <> j.requested_by) END, false)
         ORDER BY j.id LIMIT 1
     """,
     "ledger_tx without adjustment": """
@@ -86,20 +88,29 @@ _CHECKS = {
           AND NOT EXISTS (SELECT FROM credit_adjustment j WHERE j.tx_id = x.id AND j.kind = x.kind)
         ORDER BY x.id LIMIT 1
     """,
-    # Given credit that is neither used nor expired is what stands against it.
-    "credit_lot": """
-        SELECT p.tenant_id::text AS row,
-               'its given credit comes to ' || coalesce(l.amount, 0) || ', not used and not expired is '
-               || coalesce(u.amount, 0) AS problem
-        FROM billing_profile p
-        LEFT JOIN (SELECT a.tenant_id, sum(b.credit - b.debit) AS amount
-                   FROM ledger_account a JOIN ledger_balance b ON b.account_id = a.id
-                   WHERE a.code IN ('liability.credit_promo', 'liability.credit_goodwill') GROUP BY 1) l
-                  USING (tenant_id)
-        LEFT JOIN (SELECT a.tenant_id, sum(b.debit - b.credit) AS amount
-                   FROM ledger_account a JOIN ledger_balance b ON b.account_id = a.id
-                   WHERE a.code = 'contra.promo_unearned' GROUP BY 1) u USING (tenant_id)
-        WHERE coalesce(l.amount, 0) <> coalesce(u.amount, 0) ORDER BY 1 LIMIT 1
+    # A lot is what its grant was, and the account of nothing else.
+    "credit_lot and credit_adjustment": """
+        SELECT a.id || ' (' || a.code || ')' AS row,
+               'its lot is not what was granted, or has other accounts than its own' AS problem
+        FROM ledger_account a
+        FULL JOIN credit_lot l ON l.account_id = a.id
+        LEFT JOIN ledger_account u ON u.id = l.unearned_account
+        LEFT JOIN ledger_account d ON d.id = l.used_account
+        LEFT JOIN ledger_transfer t ON t.credit_account = a.id AND l.source <> 'paid'
+             AND EXISTS (SELECT FROM ledger_tx x WHERE x.id = t.tx_id AND x.kind = 'grant')
+        LEFT JOIN credit_adjustment j ON j.tx_id = t.tx_id
+        WHERE (l.account_id IS NOT NULL OR starts_with(a.code, 'liability.credit_')) AND NOT coalesce(
+            a.tenant_id = l.tenant_id AND (a.code, l.source, l.priority) IN (
+                ('liability.credit_paid', 'paid', 100), ('liability.credit_promo', 'promo', 10),
+                ('liability.credit_goodwill', 'goodwill', 20))
+            AND CASE WHEN l.source = 'paid' THEN
+                num_nulls(l.expires_at, l.models, l.tiers, l.unearned_account, l.used_account) = 5
+            ELSE (u.code, u.tenant_id, u.currency) = ('contra.promo_unearned', a.tenant_id, a.currency)
+                 AND (d.code, d.tenant_id, d.currency) = ('contra.promo_used', a.tenant_id, a.currency)
+                 AND (j.tenant_id, j.source, j.amount_pico) = (l.tenant_id, l.source, t.amount)
+                 AND (j.expires_at, j.models, j.tiers) IS NOT DISTINCT FROM (l.expires_at, l.models, l.tiers)
+            END, false)
+        ORDER BY 1 LIMIT 1
     """,
     "ledger_balance": """
         SELECT a.id || ' (' || a.code || ')' AS row,
@@ -131,6 +142,34 @@ _CHECKS = {
         SELECT a.currency AS row, 'debits ' || sum(b.debit) || ' and credits ' || sum(b.credit) || ' differ' AS problem
         FROM ledger_balance b JOIN ledger_account a ON a.id = b.account_id
         GROUP BY a.currency HAVING sum(b.debit) <> sum(b.credit) ORDER BY a.currency LIMIT 1
+    """,
+    # Given credit that is neither used nor expired is what stands against it.
+    "credit_lot": """
+        SELECT p.tenant_id::text AS row,
+               'its given credit comes to ' || coalesce(l.amount, 0) || ', not used and not expired is '
+               || coalesce(u.amount, 0) AS problem
+        FROM billing_profile p
+        LEFT JOIN (SELECT a.tenant_id, sum(b.credit - b.debit) AS amount
+                   FROM ledger_account a JOIN ledger_balance b ON b.account_id = a.id
+                   WHERE a.code IN ('liability.credit_promo', 'liability.credit_goodwill') GROUP BY 1) l
+                  USING (tenant_id)
+        LEFT JOIN (SELECT a.tenant_id, sum(b.debit - b.credit) AS amount
+                   FROM ledger_account a JOIN ledger_balance b ON b.account_id = a.id
+                   WHERE a.code = 'contra.promo_unearned' GROUP BY 1) u USING (tenant_id)
+        WHERE coalesce(l.amount, 0) <> coalesce(u.amount, 0) ORDER BY 1 LIMIT 1
+    """,
+    "billing_profile accounts": """
+        SELECT p.tenant_id::text AS row, 'an account of it is not the one its kind has' AS problem
+        FROM billing_profile p LEFT JOIN ledger_account u ON u.id = p.unbilled_account
+        LEFT JOIN ledger_account r ON r.id = p.revenue_account LEFT JOIN ledger_account o ON o.id = p.overrun_account
+        LEFT JOIN ledger_account m ON m.id = p.min_charge_account
+        WHERE NOT coalesce(
+            (r.code, r.tenant_id, r.currency) = ('revenue.usage', p.tenant_id, p.currency)
+            AND (m.code, m.tenant_id, m.currency) = ('revenue.min_charge', p.tenant_id, p.currency)
+            AND (o.code, o.tenant_id, o.currency) = ('expense.overrun', p.tenant_id, p.currency)
+            AND CASE p.mode WHEN 'prepaid' THEN p.unbilled_account IS NULL WHEN 'postpaid' THEN
+                (u.code, u.tenant_id, u.currency) = ('asset.unbilled', p.tenant_id, p.currency) END, false)
+        ORDER BY 1 LIMIT 1
     """,
     # Every transaction of a tenant raises the version by one, so a deleted one shows.
     "billing_profile": """
@@ -236,25 +275,26 @@ async def first_wrong(session: AsyncSession, check: str) -> Row[Any] | None:
     return (await session.execute(text(_CHECKS[check]))).first()
 
 
-async def published_versions(session: AsyncSession) -> list[tuple[PublishedVersion, bytes]]:
-    """Return every published version with its items, and the hash it was given."""
+async def published_versions(session: AsyncSession) -> Sequence[Row[Any]]:
+    """Return every published version with the hash it was given."""
     statement = """
         SELECT v.id, v.book_id, b.currency, v.effective_at, v.content_sha256
         FROM price_version v JOIN price_book b ON b.id = v.book_id WHERE v.state = 'published' ORDER BY v.id
     """
-    found = []
-    for row in (await session.execute(text(statement))).all():
-        items = await price_queries.items(session, row.id)
-        facts = PublishedVersion(
-            row.id,
-            row.book_id,
-            Currency(row.currency),
-            row.effective_at,
-            tuple(items),
-            tuple(await price_queries.discounts(session, row.id)),
-        )
-        found.append((facts, row.content_sha256))
-    return found
+    return (await session.execute(text(statement))).all()
+
+
+async def version_facts(session: AsyncSession, row: Row[Any]) -> PublishedVersion:
+    """Return what the hash of one of `published_versions` is over.
+
+    Raises:
+        ValueError: its rows hold something that is no price.
+    """
+    if row.effective_at is None:
+        raise ValueError("it takes effect at no instant")
+    items = tuple(await price_queries.items(session, row.id))
+    discounts = tuple(await price_queries.discounts(session, row.id))
+    return PublishedVersion(row.id, row.book_id, Currency(row.currency), row.effective_at, items, discounts)
 
 
 async def priced_offers(session: AsyncSession) -> Sequence[Row[Any]]:

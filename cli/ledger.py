@@ -101,7 +101,7 @@ def seal(home: Path) -> int:
             if not count:
                 break
         seals.save_anchor(settings.home, newest)
-        screen.say(f"{sealed:,} transactions sealed; the head is {newest.seq}:{newest.hash.hex()}")
+        screen.say(f"{sealed:,} rows sealed; the head is {newest.seq}:{newest.hash.hex()}")
         return 0
 
     return _run(home, work)

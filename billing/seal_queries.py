@@ -1,0 +1,167 @@
+"""Queries of seals: which rows of money they cover, and each row's facts as one text.
+
+Seals cover every transaction with its transfers, and as *records* the rows of other tables that do not change any more.
+A record's facts are all columns of its row that are set, those a later migration adds too: these must allow null.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import date
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Row, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+_SEAL_LOCK = 7481207
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """What a leaf is of: a transaction, or the row of a record's table that has this key."""
+
+    tx_id: UUID | None
+    record: str | None
+    key: str | None
+    hash: bytes
+    place: int
+
+    @property
+    def row(self) -> str:
+        return f"{self.record} {self.key}" if self.record else str(self.tx_id)
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Rows that do not change once `when` holds, but for the columns in `without`. `key`: columns and their types."""
+
+    table: str
+    key: tuple[tuple[str, str], ...]
+    when: str = "true"
+    without: tuple[str, ...] = ()
+
+    @property
+    def facts(self) -> str:
+        without = ", ".join(f"'{column}'" for column in self.without)
+        return f"jsonb_strip_nulls(to_jsonb(t) - ARRAY[{without}]::text[])::text"
+
+    @property
+    def name(self) -> str:
+        return f"concat_ws(' ', {', '.join(f't.{column}' for column, _ in self.key)})"
+
+
+_ID = (("id", "uuid"),)
+_DECISION = ("state", "decided_by", "decided_at", "tx_id")
+RECORDS = {
+    "ledger_account": Record("ledger_account", _ID),
+    "ledger_balance": Record("ledger_balance", (("account_id", "uuid"),), without=("debit", "credit")),
+    "billing_profile": Record("billing_profile", (("tenant_id", "uuid"),), without=("version",)),
+    "credit_lot": Record("credit_lot", (("account_id", "uuid"),)),
+    "credit_adjustment": Record("credit_adjustment", _ID, without=_DECISION),
+    "decision": Record("credit_adjustment", _ID, when="t.state <> 'pending'"),
+    "price_book": Record("price_book", _ID),
+    "price_version": Record("price_version", _ID, when="t.state = 'published'"),
+    "usage_quarantine": Record("usage_quarantine", (("tenant_id", "uuid"), ("id", "uuid"))),
+    "ledger_period": Record("ledger_period", (("month", "date"),), when="t.state = 'closed'"),
+}
+
+_READ: dict[str, Callable[[str], object]] = {"uuid": UUID, "date": date.fromisoformat}
+
+# All fields of a transaction and of its transfers, in one row of text.
+_FACTS = """
+    SELECT x.id, json_build_array(
+        x.id, x.tenant_id, x.kind, x.idempotency_key, encode(x.body_sha256, 'hex'), x.actor, x.note, x.reverses_tx,
+        to_char(x.effective_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'),
+        to_char(x.booked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US'), x.period,
+        (SELECT json_agg(json_build_array(t.seq, t.debit_account, d.code, d.tenant_id, t.credit_account, c.code,
+                                          c.tenant_id, t.currency, t.amount::text) ORDER BY t.seq)
+         FROM ledger_transfer t JOIN ledger_account d ON d.id = t.debit_account
+         JOIN ledger_account c ON c.id = t.credit_account WHERE t.tx_id = x.id))::text AS facts
+    FROM ledger_tx x
+"""
+
+
+async def lock_seals(session: AsyncSession) -> None:
+    await session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _SEAL_LOCK})
+
+
+async def unsealed(session: AsyncSession, limit: int) -> Sequence[Row[Any]]:
+    """Return transactions that no seal covers, in the order of their ids, with all their facts."""
+    statement = f"""
+        {_FACTS} WHERE NOT EXISTS (SELECT FROM ledger_leaf f WHERE f.tx_id = x.id) ORDER BY x.id LIMIT :limit
+    """
+    return (await session.execute(text(statement), {"limit": limit})).all()
+
+
+async def unsealed_records(session: AsyncSession, record: str, limit: int) -> Sequence[Row[Any]]:
+    """Return key and facts of rows of one of `RECORDS` that no seal covers, in the order of their keys."""
+    one = RECORDS[record]
+    statement = f"""
+        SELECT r.* FROM (SELECT {one.name} AS key, {one.facts} AS facts FROM {one.table} t WHERE {one.when}) r
+        WHERE NOT EXISTS (SELECT FROM ledger_leaf f WHERE f.record = :record AND f.key = r.key)
+        ORDER BY r.key LIMIT :limit
+    """  # noqa: S608 - built of constants
+    return (await session.execute(text(statement), {"record": record, "limit": limit})).all()
+
+
+async def last_seal(session: AsyncSession) -> Row[Any] | None:
+    return (await session.execute(text("SELECT * FROM ledger_seal ORDER BY seq DESC LIMIT 1"))).one_or_none()
+
+
+async def seal_after(session: AsyncSession, seq: int) -> Row[Any] | None:
+    """Return the next seal."""
+    statement = "SELECT * FROM ledger_seal WHERE seq > :seq ORDER BY seq LIMIT 1"
+    return (await session.execute(text(statement), {"seq": seq})).one_or_none()
+
+
+async def leaves(session: AsyncSession, seal_seq: int) -> list[tuple[Leaf, str | None]]:
+    """Return a seal's leaves in their order; with each transaction's facts as they are now, None where it is gone."""
+    statement = f"""
+        SELECT f.tx_id, f.record, f.key, f.hash, f.place, x.facts
+        FROM ledger_leaf f LEFT JOIN ({_FACTS}) x ON x.id = f.tx_id
+        WHERE f.seal_seq = :seq ORDER BY f.place
+    """  # noqa: S608 - built of constants
+    rows = await session.execute(text(statement), {"seq": seal_seq})
+    return [(Leaf(row.tx_id, row.record, row.key, bytes(row.hash), row.place), row.facts) for row in rows]
+
+
+async def record_facts(session: AsyncSession, record: str, keys: Sequence[str]) -> dict[str, str]:
+    """Return the facts of a record's rows as they are now; those that are gone are left out."""
+    one = RECORDS[record]
+    parts = [key.split(" ") for key in keys if _is_key(one, key)]
+    arrays = ", ".join(f"CAST(:k{n} AS {kind}[])" for n, (_, kind) in enumerate(one.key))
+    columns = ", ".join(f"t.{column}" for column, _ in one.key)
+    statement = f"""
+        SELECT {one.name} AS key, {one.facts} AS facts FROM {one.table} t
+        WHERE ({columns}) IN (SELECT * FROM unnest({arrays})) AND {one.when}
+    """  # noqa: S608 - built of constants
+    values = {f"k{n}": [part[n] for part in parts] for n in range(len(one.key))}
+    return {row.key: row.facts for row in await session.execute(text(statement), values)}
+
+
+def _is_key(record: Record, key: str) -> bool:
+    parts = key.split(" ")
+    try:
+        for part, (_, kind) in zip(parts, record.key, strict=True):
+            _READ[kind](part)
+    except ValueError:
+        return False
+    return True
+
+
+async def insert_seal(session: AsyncSession, seq: int, count: int, *, root: bytes, prev: bytes, sha256: bytes) -> None:
+    statement = """
+        INSERT INTO ledger_seal (seq, leaves, merkle_root, prev_hash, hash) VALUES (:seq, :n, :root, :prev, :hash)
+    """
+    values = {"seq": seq, "n": count, "root": root, "prev": prev, "hash": sha256}
+    await session.execute(text(statement), values)
+
+
+async def insert_leaves(session: AsyncSession, seal_seq: int, leaves: Sequence[Leaf]) -> None:
+    statement = """
+        INSERT INTO ledger_leaf (seal_seq, place, tx_id, record, key, hash)
+        VALUES (:seq, :place, :tx, :record, :key, :hash)
+    """
+    rows = [
+        {"seq": seal_seq, "place": one.place, "tx": one.tx_id, "record": one.record, "key": one.key, "hash": one.hash}
+        for one in leaves
+    ]
+    await session.execute(text(statement), rows)

@@ -1,0 +1,105 @@
+"""Books in which every kind of row stands at least twice, for two tenants; right in every row."""
+
+from datetime import UTC, date, datetime, timedelta
+from uuid import UUID
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from billing import adjustments, ledger, periods, price_book, seals
+from billing.credits import top_up
+from billing.lots import Grant, LotSource
+from billing.metrics import poster_metrics
+from billing.posting import Posting
+from billing.price_table import VersionPrices
+from billing.types import BillingMode, Outcome, PriceSchedule, UsageEvent
+from core.clock import ManualClock
+from core.db import Sessions, transaction
+from core.ids import new_uuid
+from core.money import Currency, parse_pico
+from core.tiers import Tier
+from core.usage import TokenUsage
+from tests.factories import billing as make
+from tests.factories import lots as credit
+
+OCTOBER = datetime(2025, 10, 5, 12, tzinfo=UTC)
+EXPIRY = datetime(2025, 10, 20, tzinfo=UTC)
+NOVEMBER = datetime(2025, 11, 3, 12, tzinfo=UTC)
+
+
+async def write(sessions: Sessions) -> None:
+    """Prices, accounts, every posting there is, an October that is closed, and seals over all of it."""
+    tenants = [new_uuid(), new_uuid()]
+    prices = await _prices(sessions, tenants[0])
+    async with transaction(sessions) as session:
+        await ledger.open_tenant(session, tenants[0], Currency.USD)
+        await ledger.open_tenant(session, tenants[1], Currency.USD, BillingMode.POSTPAID, parse_pico("5"))
+    posting = Posting(sessions, ManualClock(NOVEMBER), poster_metrics(CollectorRegistry()))
+    for key in ("first", "second"):
+        async with transaction(sessions) as session:
+            await top_up(session, tenants[0], parse_pico("3"), idempotency_key=key, actor="operator", note="paid")
+    for tenant_id in tenants:
+        await _given(sessions, tenant_id)
+        await posting.post(_usage(tenant_id, prices, OCTOBER))
+        await credit.expire(sessions, tenant_id, EXPIRY + timedelta(days=1))
+    await _seal(sessions)
+    await periods.close(sessions, date(2025, 10, 1), NOVEMBER)
+    for tenant_id in tenants:
+        await posting.post([*_usage(tenant_id, prices, OCTOBER), *_usage(tenant_id, prices, NOVEMBER)])
+    await _seal(sessions)
+
+
+async def _prices(sessions: Sessions, tenant_id: UUID) -> VersionPrices:
+    """The list in two versions, with a price of the tenant's own; a plan's book; a draft."""
+    own = make.items({"output": "7.00"}, tenant_id=tenant_id)
+    version = await make.publish_prices(sessions, [*make.items(make.PRICES), *own])
+    async with transaction(sessions) as session:
+        plan = await price_book.create_book(session, "plan", Currency.USD, for_plan=True)
+        draft = await price_book.create_draft(session, plan, make.items(make.PRICES), note="for the plan")
+        await price_book.publish(session, draft, now=OCTOBER)
+        await price_book.create_draft(session, plan, make.items({"output": "9.00"}), note="not yet")
+    return version
+
+
+async def _given(sessions: Sessions, tenant_id: UUID) -> None:
+    """Promo that expires, goodwill of a scope, a reversal, and adjustments two people decided on or one waits for."""
+    await credit.give(sessions, tenant_id, "0.7", OCTOBER, expires_at=EXPIRY)
+    tiers = (Tier.STANDARD, Tier.BATCH)
+    await credit.give(
+        sessions, tenant_id, "0.2", OCTOBER, source=LotSource.GOODWILL, models=(make.MODEL,), tiers=tiers
+    )
+    mistake = await credit.give(sessions, tenant_id, "0.3", OCTOBER)
+    assert mistake.transaction_id is not None
+    async with transaction(sessions) as session:
+        await adjustments.reverse(session, tenant_id, mistake.transaction_id, credit.asked(OCTOBER))
+    for decide in (adjustments.approve, adjustments.decline, None):
+        async with transaction(sessions) as session:
+            grant = Grant(parse_pico("0.1"), LotSource.PROMO)
+            asked = await adjustments.give(session, tenant_id, grant, credit.asked(OCTOBER, alone_max_pico=0))
+            if decide is not None:
+                await decide(session, tenant_id, asked.id, by=credit.OTHER, now=OCTOBER)
+
+
+def _usage(tenant_id: UUID, prices: VersionPrices, at: datetime) -> list[UsageEvent]:
+    """Several endings, tiers' own price, more than the credit there is, and one that goes to quarantine."""
+    s: PriceSchedule = make.schedule(prices, tenant_id)
+    events = [
+        make.event(tenant_id, s, usage, outcome=outcome, event_id=_id(at))
+        for usage in (make.USAGE, TokenUsage(100_000, 5, 4, 3, 2), TokenUsage(700_000, 0, 0, 50_000, 0))
+        for outcome in (Outcome.COMPLETED, Outcome.CLIENT_ABORT, Outcome.TIMEOUT)
+    ]
+    events.append(make.event(tenant_id, s, amount_pico=1, event_id=_id(at)))
+    us = int(at.timestamp()) * 1_000_000
+    return [msgspec.structs.replace(event, admitted_at_us=us, ended_at_us=us + 9_000_000) for event in events]
+
+
+def _id(at: datetime) -> UUID:
+    return make.uuid7_at(int(at.timestamp()), new_uuid().int & 0xFFFF_FFFF)
+
+
+async def _seal(sessions: Sessions) -> None:
+    """Seal everything there is."""
+    while True:
+        async with transaction(sessions) as session:
+            if not await seals.seal(session):
+                return
