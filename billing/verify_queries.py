@@ -71,7 +71,8 @@ _CHECKS = {
     """,
     # Of what was asked for by operators, and by whom it was agreed.
     "credit_adjustment": """
-        SELECT j.id::text AS row, 'its transaction is not what was asked for, or one person decided alone' AS problem
+        SELECT j.id::text AS row,
+               'its transaction is not what was asked for once, or one person decided alone' AS problem
         FROM credit_adjustment j LEFT JOIN ledger_tx x ON x.id = j.tx_id
         LEFT JOIN LATERAL (SELECT sum(amount) AS amount FROM ledger_transfer WHERE tx_id = x.id) t ON true
         WHERE NOT coalesce(CASE j.state
@@ -80,6 +81,9 @@ _CHECKS = {
             WHEN 'posted' THEN x.tenant_id = j.tenant_id AND x.kind = j.kind AND t.amount = j.amount_pico
                  AND x.note = j.note AND x.reverses_tx IS NOT DISTINCT FROM j.reverses_tx
                  AND (NOT j.needs_approval OR j.decided_by <> j.requested_by) END, false)
+           OR EXISTS (SELECT FROM credit_adjustment o WHERE o.id <> j.id AND o.tx_id = j.tx_id)
+           OR EXISTS (SELECT FROM credit_adjustment o WHERE o.id <> j.id AND o.tenant_id = j.tenant_id
+                      AND o.idempotency_key = j.idempotency_key)
         ORDER BY j.id LIMIT 1
     """,
     "ledger_tx without adjustment": """
@@ -90,7 +94,7 @@ _CHECKS = {
     """,
     # A lot is what its grant was, and the account of nothing else.
     "credit_lot and credit_adjustment": """
-        SELECT a.id || ' (' || a.code || ')' AS row,
+        SELECT coalesce(a.id, l.account_id) || ' (' || coalesce(a.code, 'no account') || ')' AS row,
                'its lot is not what was granted, or has other accounts than its own' AS problem
         FROM ledger_account a
         FULL JOIN credit_lot l ON l.account_id = a.id
@@ -129,10 +133,11 @@ _CHECKS = {
         ORDER BY a.id LIMIT 1
     """,
     "ledger_balance bound": """
-        SELECT a.id || ' (' || a.code || ')' AS row,
+        SELECT b.account_id || ' (' || coalesce(a.code, 'no account') || ')' AS row,
                'it is beyond its bound, or its bound is not what its kind has' AS problem
-        FROM ledger_balance b JOIN ledger_account a ON a.id = b.account_id
-        WHERE b.bounded <> (a.code IN ('liability.credit_paid', 'liability.credit_promo', 'liability.credit_goodwill',
+        FROM ledger_balance b LEFT JOIN ledger_account a ON a.id = b.account_id
+        WHERE a.id IS NULL
+           OR b.bounded <> (a.code IN ('liability.credit_paid', 'liability.credit_promo', 'liability.credit_goodwill',
                                        'asset.unbilled'))
            OR (b.bounded AND b.debit > b.credit + b.credit_limit)
            OR (b.credit_limit <> 0 AND a.code <> 'asset.unbilled')
@@ -157,6 +162,14 @@ _CHECKS = {
                    FROM ledger_account a JOIN ledger_balance b ON b.account_id = a.id
                    WHERE a.code = 'contra.promo_unearned' GROUP BY 1) u USING (tenant_id)
         WHERE coalesce(l.amount, 0) <> coalesce(u.amount, 0) ORDER BY 1 LIMIT 1
+    """,
+    "ledger_period": """
+        SELECT month::text AS row, 'it is no month, or the month before it is not closed' AS problem
+        FROM ledger_period p WHERE extract(day FROM month) <> 1
+           OR month > (SELECT min(month) FROM ledger_period)
+              AND NOT EXISTS (SELECT FROM ledger_period o
+                              WHERE o.month = p.month - interval '1 month' AND o.state = 'closed')
+        ORDER BY month LIMIT 1
     """,
     "billing_profile accounts": """
         SELECT p.tenant_id::text AS row, 'an account of it is not the one its kind has' AS problem

@@ -5,6 +5,7 @@ from uuid import UUID
 
 import msgspec
 from prometheus_client import CollectorRegistry
+from sqlalchemy import text
 
 from billing import adjustments, ledger, periods, price_book, seals
 from billing.credits import top_up
@@ -12,7 +13,7 @@ from billing.lots import Grant, LotSource
 from billing.metrics import poster_metrics
 from billing.posting import Posting
 from billing.price_table import VersionPrices
-from billing.types import BillingMode, Outcome, PriceSchedule, UsageEvent
+from billing.types import BillingMode, Meter, Outcome, PriceItem, PriceSchedule, UsageEvent
 from core.clock import ManualClock
 from core.db import Sessions, transaction
 from core.ids import new_uuid
@@ -50,14 +51,29 @@ async def write(sessions: Sessions) -> None:
 
 
 async def _prices(sessions: Sessions, tenant_id: UUID) -> VersionPrices:
-    """The list in two versions, with a price of the tenant's own; a plan's book; a draft."""
+    """The list with a step, a minimum charge, a tenant's own price and discount; a plan's book; a draft."""
+    steps = [
+        PriceItem(make.MODEL, Tier.STANDARD, meter, 2 * price, above_tokens=200_000)
+        for meter, price in ((Meter.INPUT, 2_000_000), (Meter.CACHED_INPUT, 200_000), (Meter.OUTPUT, 6_000_000))
+    ]
+    listed = [*make.items({**make.PRICES, "min_charge": "0.5"}), *steps]
     own = make.items({"output": "7.00"}, tenant_id=tenant_id)
-    version = await make.publish_prices(sessions, [*make.items(make.PRICES), *own])
+    batch = make.items({"input": "1.00", "output": "3.00"}, tier=Tier.BATCH)
     async with transaction(sessions) as session:
+        book = await price_book.create_book(session, "list", Currency.USD)
+        list_draft = await price_book.create_draft(session, book, [*listed, *own, *batch], note="the list")
+        await session.execute(
+            text("INSERT INTO price_discount VALUES (:version, :tenant, :model, :tier, 125000)"),
+            {"version": list_draft, "tenant": tenant_id, "model": make.MODEL, "tier": int(Tier.BATCH)},
+        )
+        await price_book.publish(session, list_draft, now=OCTOBER)
         plan = await price_book.create_book(session, "plan", Currency.USD, for_plan=True)
         draft = await price_book.create_draft(session, plan, make.items(make.PRICES), note="for the plan")
         await price_book.publish(session, draft, now=OCTOBER)
         await price_book.create_draft(session, plan, make.items({"output": "9.00"}), note="not yet")
+    async with transaction(sessions) as session:
+        version = await price_book.load_version(session, list_draft)
+    assert version is not None
     return version
 
 
@@ -65,9 +81,7 @@ async def _given(sessions: Sessions, tenant_id: UUID) -> None:
     """Promo that expires, goodwill of a scope, a reversal, and adjustments two people decided on or one waits for."""
     await credit.give(sessions, tenant_id, "0.7", OCTOBER, expires_at=EXPIRY)
     tiers = (Tier.STANDARD, Tier.BATCH)
-    await credit.give(
-        sessions, tenant_id, "0.2", OCTOBER, source=LotSource.GOODWILL, models=(make.MODEL,), tiers=tiers
-    )
+    await credit.give(sessions, tenant_id, "0.2", OCTOBER, source=LotSource.GOODWILL, models=(make.MODEL,), tiers=tiers)
     mistake = await credit.give(sessions, tenant_id, "0.3", OCTOBER)
     assert mistake.transaction_id is not None
     async with transaction(sessions) as session:
