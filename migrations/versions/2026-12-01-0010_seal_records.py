@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0018_sealed_records"
-down_revision = "0017_price_steps"
+revision = "0019_sealed_records"
+down_revision = "0018_idempotency"
 branch_labels = None
 depends_on = None
 
