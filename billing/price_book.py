@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import errors
 from billing import price_queries as queries
+from billing.price_checks import PriceChange, PriceWarning, changes, check_given, warnings
 from billing.price_table import (
     EMPTY_TABLE,
     PriceTable,
@@ -21,29 +22,43 @@ from billing.price_table import (
     VersionPrices,
     content_sha256,
     instant_us,
+    off_ppm,
+    percent_text,
     price_text,
     resolve,
     unit_price_pico,
 )
-from billing.types import PriceBook, PriceItem, PriceVersion
+from billing.tables import PriceVersionRow
+from billing.types import PriceBook, PriceDiscount, PriceItem, PriceVersion
+from catalog import models
 from core.db import record_config_change
-from core.ids import new_uuid
+from core.errors import PlatformError
+from core.ids import IdKind, format_id, new_uuid
 from core.money import Currency
 
 __all__ = [
     "EMPTY_TABLE",
+    "DraftChange",
     "PriceTable",
+    "Review",
+    "book_of",
+    "change_draft",
     "check_for_plan",
+    "check_names",
     "create_book",
     "create_draft",
+    "delete_draft",
     "list_books",
+    "list_discounts",
     "list_items",
     "list_versions",
     "load_table",
     "load_version",
+    "off_ppm",
+    "percent_text",
     "price_text",
     "publish",
-    "put_items",
+    "review",
     "unit_price_pico",
 ]
 
@@ -90,15 +105,39 @@ async def list_versions(session: AsyncSession, book_id: UUID) -> list[PriceVersi
 
 
 async def list_items(session: AsyncSession, version_id: UUID) -> list[PriceItem]:
-    if await queries.version(session, version_id) is None:
-        raise errors.no_version(version_id)
+    await book_of(session, version_id)
     return await queries.items(session, version_id)
 
 
+async def list_discounts(session: AsyncSession, version_id: UUID) -> list[PriceDiscount]:
+    return await queries.discounts(session, version_id)
+
+
+class DraftChange(msgspec.Struct, frozen=True):
+    """What to do to a draft, in this order: take prices and discounts away, set discounts, set prices.
+
+    What is taken away is named by an item whatever its price, and by a discount whatever its percentage. A discount
+    takes the place of the tenant's own prices of its model and tier.
+    """
+
+    items: Sequence[PriceItem] = ()
+    discounts: Sequence[PriceDiscount] = ()
+    remove: Sequence[PriceItem] = ()
+    remove_discounts: Sequence[PriceDiscount] = ()
+
+
 async def create_draft(
-    session: AsyncSession, book_id: UUID, items: Sequence[PriceItem], *, complete: bool = False, note: str = ""
+    session: AsyncSession,
+    book_id: UUID,
+    items: Sequence[PriceItem],
+    *,
+    discounts: Sequence[PriceDiscount] = (),
+    complete: bool = False,
+    note: str = "",
 ) -> UUID:
-    """Create a draft: the last published list with `items` on top, or `items` alone when they are `complete`.
+    """Create a draft: the last published list with these on top, or these alone when they are `complete`.
+
+    Contract prices that discounts made of an older list are copied as they are; the discounts are not.
 
     Raises:
         PlatformError: NOT_FOUND, INVALID_PRICE.
@@ -110,27 +149,133 @@ async def create_draft(
     await queries.insert_version(session, version_id, book_id, note)
     if last is not None:
         await queries.copy_items(session, last, version_id)
-    await put_items(session, version_id, items)
+    await change_draft(session, version_id, DraftChange(items, discounts))
     return version_id
 
 
-async def put_items(session: AsyncSession, version_id: UUID, items: Sequence[PriceItem]) -> None:
-    """Set prices of a draft, each instead of one for the same model, tier, meter and tenant.
+async def change_draft(session: AsyncSession, version_id: UUID, change: DraftChange) -> None:
+    """Change prices of a draft; each is set instead of one for the same model, tier, meter, tenant and step.
 
     Raises:
         PlatformError: NOT_FOUND, PRICE_VERSION_PUBLISHED, INVALID_PRICE.
     """
+    version = await _draft(session, version_id)
+    if max(map(len, (change.items, change.discounts, change.remove, change.remove_discounts))) > ITEMS_MAX:
+        raise errors.invalid_price(f"A call sets at most {ITEMS_MAX:,} prices.")
+    book = await queries.book(session, version.book_id)
+    if book is None:
+        raise errors.no_book(version.book_id)
+    own: list[PriceItem | PriceDiscount] = [*change.items, *change.discounts]
+    if book.for_plan and any(price.tenant_id is not None for price in own):
+        raise errors.invalid_price("A tenant's own price stands in the list, where it goes before its plan's.")
+    check_given(change.items, change.discounts, book.currency)
+    await queries.remove_items(session, version_id, change.remove)
+    await queries.remove_discounts(session, version_id, change.remove_discounts)
+    await queries.put_discounts(session, version_id, change.discounts)
+    await queries.put_items(session, version_id, change.items)
+
+
+async def check_names(session: AsyncSession, book_id: UUID, change: DraftChange) -> None:
+    """Refuse prices of models that do not exist, or for tenants that this book's currency does not bill.
+
+    Raises:
+        PlatformError: NOT_FOUND, INVALID_PRICE.
+    """
+    book = await queries.book(session, book_id)
+    if book is None:
+        raise errors.no_book(book_id)
+    priced: list[PriceItem | PriceDiscount] = [*change.items, *change.discounts]
+    unknown = await models.unknown(session, {price.model_id for price in priced})
+    if unknown:
+        raise errors.invalid_price(f"There is no model {format_id(IdKind.MODEL, min(unknown))}.")
+    tenants = {price.tenant_id for price in priced if price.tenant_id is not None}
+    currencies = await queries.currencies(session, tenants)
+    for tenant_id in sorted(tenants):
+        billed_in = currencies.get(tenant_id)
+        if billed_in != book.currency:
+            name = format_id(IdKind.TENANT, tenant_id)
+            why = "does not exist" if billed_in is None else f"is billed in {billed_in}, not in {book.currency}"
+            raise errors.invalid_price(f"The tenant {name} {why}.")
+
+
+async def book_of(session: AsyncSession, version_id: UUID) -> UUID:
+    """Return the book of a version.
+
+    Raises:
+        PlatformError: NOT_FOUND.
+    """
+    version = await queries.version(session, version_id)
+    if version is None:
+        raise errors.no_version(version_id)
+    return version.book_id
+
+
+async def delete_draft(session: AsyncSession, version_id: UUID) -> None:
+    """Delete a draft with its prices.
+
+    Raises:
+        PlatformError: NOT_FOUND, PRICE_VERSION_PUBLISHED.
+    """
+    await _draft(session, version_id)
+    await queries.delete_version(session, version_id)
+
+
+async def _draft(session: AsyncSession, version_id: UUID) -> PriceVersionRow:
     version = await queries.lock_version(session, version_id)
     if version is None:
         raise errors.no_version(version_id)
     if version.state != "draft":
         raise errors.already_published(version_id)
-    if len(items) > ITEMS_MAX:
-        raise errors.invalid_price(f"A call sets at most {ITEMS_MAX} prices.")
-    book = await queries.book(session, version.book_id)
-    if book is not None and book.for_plan and any(item.tenant_id is not None for item in items):
-        raise errors.invalid_price("A tenant's own price stands in the list, where it goes before its plan's.")
-    await queries.put_items(session, version_id, items)
+    return version
+
+
+class Review(msgspec.Struct, frozen=True):
+    """A version beside the one that is or was in force before it (None: none was), contract prices worked out.
+
+    `problem` is why a draft cannot be published as it is; empty when it can.
+    """
+
+    against: UUID | None
+    changes: Sequence[PriceChange]
+    warnings: Sequence[PriceWarning]
+    problem: str = ""
+
+
+async def review(session: AsyncSession, version_id: UUID, now: datetime) -> Review:
+    """Compare a draft with what is in force at `now`, or a published version with the one before it.
+
+    Raises:
+        PlatformError: NOT_FOUND.
+    """
+    version = await queries.version(session, version_id)
+    book = None if version is None else await queries.book(session, version.book_id)
+    if version is None or book is None:
+        raise errors.no_version(version_id)
+    against = await queries.in_force_before(session, book.id, version.effective_at or now, version_id)
+    before = [] if against is None else await queries.items(session, against)
+    items = await queries.items(session, version_id)
+    discounts = [] if version.state == "published" else await queries.discounts(session, version_id)
+    try:
+        after, prices = _priced(version_id, Currency(book.currency), items, discounts)
+    except PlatformError as error:
+        return Review(against, changes(before, items), (), error.message)
+    return Review(against, changes(before, after), warnings(before, after, prices))
+
+
+def _priced(
+    version_id: UUID, currency: Currency, listed: Sequence[PriceItem], discounts: Sequence[PriceDiscount]
+) -> tuple[list[PriceItem], VersionPrices]:
+    """Return all prices of a version, the contract prices of its discounts last.
+
+    Raises:
+        PlatformError: INVALID_PRICE, no prices, too many, or an incomplete one.
+    """
+    if not listed:
+        raise errors.invalid_price("The draft has no prices.")
+    items = resolve(listed, discounts)
+    if len(items) > VERSION_ITEMS_MAX:
+        raise errors.invalid_price(f"A version has at most {VERSION_ITEMS_MAX:,} prices.")
+    return items, VersionPrices(version_id, currency, items)
 
 
 async def publish(
@@ -138,29 +283,23 @@ async def publish(
 ) -> PriceVersion:
     """Publish a draft for good, in force from `effective_at` (now when None) on; gateways are told.
 
+    Discounts become contract prices here, and are never computed again.
+
     Raises:
         PlatformError: NOT_FOUND, PRICE_VERSION_PUBLISHED, INVALID_PRICE (empty, or an incomplete price),
             INVALID_EFFECTIVE_AT (in the past, or taken by another version).
     """
-    version = await queries.lock_version(session, version_id)
-    if version is None:
-        raise errors.no_version(version_id)
-    if version.state != "draft":
-        raise errors.already_published(version_id)
+    version = await _draft(session, version_id)
     if effective_at is not None and (effective_at.tzinfo is None or effective_at < now):
         raise errors.invalid_instant("Prices take effect now or later, at an instant with a time zone.")
     instant = effective_at or now
     book = await queries.book(session, version.book_id)
+    if book is None:
+        raise errors.no_book(version.book_id)
     listed, discounts = await queries.items(session, version_id), await queries.discounts(session, version_id)
-    if book is None or not listed:
-        raise errors.invalid_price("The draft has no prices.")
-    items = resolve(listed, discounts)
-    if len(items) > VERSION_ITEMS_MAX:
-        raise errors.invalid_price(f"A version has at most {VERSION_ITEMS_MAX:,} prices.")
-    currency = Currency(book.currency)
-    VersionPrices(version_id, currency, items)  # refuses an incomplete price
+    items, _ = _priced(version_id, Currency(book.currency), listed, discounts)
     await queries.put_items(session, version_id, items[len(listed) :])
-    facts = PublishedVersion(version_id, book.id, currency, instant, tuple(items), tuple(discounts))
+    facts = PublishedVersion(version_id, book.id, Currency(book.currency), instant, tuple(items), tuple(discounts))
     try:
         await queries.publish_version(session, version_id, instant, now, content_sha256(facts))
     except IntegrityError as error:

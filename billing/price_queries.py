@@ -1,6 +1,6 @@
 """Queries of price books."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -74,6 +74,25 @@ async def last_published(session: AsyncSession, book_id: UUID) -> UUID | None:
     return (await session.scalars(statement)).one_or_none()
 
 
+async def in_force_before(session: AsyncSession, book_id: UUID, at: datetime, other_than: UUID) -> UUID | None:
+    """Return the version of the book in force at that instant, as if `other_than` were not published."""
+    statement = (
+        select(PriceVersionRow.id)
+        .where(PriceVersionRow.book_id == book_id, PriceVersionRow.state == "published")
+        .where(PriceVersionRow.effective_at <= at, PriceVersionRow.id != other_than)
+        .order_by(PriceVersionRow.effective_at.desc())
+        .limit(1)
+    )
+    return (await session.scalars(statement)).one_or_none()
+
+
+async def currencies(session: AsyncSession, tenant_ids: Collection[UUID]) -> dict[UUID, str]:
+    """Return the currency each of the tenants is billed in; those without an account are left out."""
+    statement = "SELECT tenant_id, currency FROM billing_profile WHERE tenant_id = ANY(:tenants)"
+    rows = await session.execute(text(statement), {"tenants": list(tenant_ids)})
+    return {row.tenant_id: row.currency for row in rows}
+
+
 async def copy_items(session: AsyncSession, source: UUID, target: UUID) -> None:
     statement = """
         INSERT INTO price_item (version_id, model_id, tier, meter, tenant_id, above_tokens, unit_price_pico)
@@ -120,31 +139,20 @@ async def items(session: AsyncSession, version_id: UUID) -> list[PriceItem]:
     )
 
 
-async def remove_items(session: AsyncSession, version_id: UUID, items: Sequence[PriceItem]) -> int:
-    """Delete the items, whatever their price; returns how many there were."""
+async def remove_items(session: AsyncSession, version_id: UUID, items: Sequence[PriceItem]) -> None:
+    """Delete the items, whatever their price."""
     statement = """
         DELETE FROM price_item WHERE version_id = :version AND model_id = :model AND tier = :tier AND meter = :meter
             AND tenant_id IS NOT DISTINCT FROM CAST(:tenant AS uuid) AND above_tokens = :above
     """
-    removed = 0
-    for item in items:
-        done = await session.execute(text(statement), _values(version_id, item))
-        removed += done.rowcount  # type: ignore[attr-defined]  # a DELETE's result has it
-    return removed
+    rows = [_values(version_id, item) for item in items]
+    if rows:
+        await session.execute(text(statement), rows)
 
 
 async def put_discounts(session: AsyncSession, version_id: UUID, discounts: Sequence[PriceDiscount]) -> None:
     """Insert the discounts, each instead of the tenant's own prices for the same model and tier."""
-    rows = [
-        {
-            "version": version_id,
-            "tenant": discount.tenant_id,
-            "model": discount.model_id,
-            "tier": int(discount.tier),
-            "off": discount.off_ppm,
-        }
-        for discount in discounts
-    ]
+    rows = [_discount_values(version_id, discount) for discount in discounts]
     scope = "version_id = :version AND tenant_id = :tenant AND model_id = :model AND tier = :tier"
     statement = """
         INSERT INTO price_discount (version_id, tenant_id, model_id, tier, off_ppm)
@@ -154,6 +162,26 @@ async def put_discounts(session: AsyncSession, version_id: UUID, discounts: Sequ
     if rows:
         await session.execute(text(f"DELETE FROM price_item WHERE {scope}"), rows)  # noqa: S608 - a constant
         await session.execute(text(statement), rows)
+
+
+async def remove_discounts(session: AsyncSession, version_id: UUID, discounts: Sequence[PriceDiscount]) -> None:
+    statement = """
+        DELETE FROM price_discount
+        WHERE version_id = :version AND tenant_id = :tenant AND model_id = :model AND tier = :tier
+    """
+    rows = [_discount_values(version_id, discount) for discount in discounts]
+    if rows:
+        await session.execute(text(statement), rows)
+
+
+def _discount_values(version_id: UUID, discount: PriceDiscount) -> dict[str, object]:
+    return {
+        "version": version_id,
+        "tenant": discount.tenant_id,
+        "model": discount.model_id,
+        "tier": int(discount.tier),
+        "off": discount.off_ppm,
+    }
 
 
 async def discounts(session: AsyncSession, version_id: UUID) -> list[PriceDiscount]:

@@ -17,6 +17,7 @@ from core.tiers import Tier
 MAX_DECIMALS = 6
 TOKENS_PER_PRICE = 1_000_000
 PPM = 1_000_000
+PICO_PER_PPM = 10**8  # of a percentage: 1 is 10,000 ppm
 NEVER_US = 2**63 - 1
 MAX_UNIT_PICO = 10**12  # the column's bound: 1,000,000 per million tokens, or 1 per request
 
@@ -48,6 +49,23 @@ def price_text(meter: Meter, unit_pico: int) -> str:
     if meter in PER_REQUEST:
         return f"{unit_pico // 10**12}.{unit_pico % 10**12:012d}"
     return f"{unit_pico // 10**6}.{unit_pico % 10**6:06d}"
+
+
+def off_ppm(percent: str) -> int:
+    """Return the millionths in a percentage such as ``"12.5"``.
+
+    Raises:
+        PlatformError: INVALID_PRICE, it is not more than 0 and at most 100, with at most four decimals.
+    """
+    whole, rest = divmod(parse_pico(percent, param="discounts"), PICO_PER_PPM)
+    if rest or not 0 < whole <= PPM:
+        raise invalid_price(f"A discount is more than 0 and at most 100 percent, with at most 4 decimals: {percent!r}.")
+    return whole
+
+
+def percent_text(ppm: int) -> str:
+    """Return the percentage as people write it, with four decimals."""
+    return f"{ppm // 10**4}.{ppm % 10**4:04d}"
 
 
 class PublishedVersion(msgspec.Struct, frozen=True):
@@ -154,6 +172,10 @@ class VersionPrices:
     def schedule(self, model_id: UUID, tier: Tier, tenant_id: UUID) -> PriceSchedule | None:
         """Return the tenant's own prices where it has some, else the list's, else None."""
         return self.own(model_id, tier, tenant_id) or self._list.get((model_id, tier))
+
+    def listed(self, model_id: UUID, tier: Tier) -> PriceSchedule | None:
+        """Return the list's prices, else None."""
+        return self._list.get((model_id, tier))
 
     def own(self, model_id: UUID, tier: Tier, tenant_id: UUID) -> PriceSchedule | None:
         """Return the tenant's own prices, else None."""

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing import price_book, pricing, queries
 from billing.price_table import price_text
 from billing.spool_format import decode
-from billing.types import Meter, Outcome, PriceSchedule, UsageEvent
+from billing.types import Meter, Outcome, PriceSchedule, PriceStep, UsageEvent
 from core import keyspace
 from core.ids import uuid7_time
 from core.money import Currency, format_pico
@@ -21,7 +21,10 @@ from core.usage import TokenUsage
 
 
 class ReceiptLine(msgspec.Struct, frozen=True):
-    """One kind of token. `unit_price` is per million tokens (per request for `request`), both as decimal strings."""
+    """One kind of token, or a price per request; `unit_price` is per million tokens or per request, both decimals.
+
+    Of `min_charge` it is the minimum, and the amount what was missing to it.
+    """
 
     meter: Meter
     quantity: int
@@ -56,25 +59,34 @@ class Receipt(msgspec.Struct, frozen=True):
     project_id: UUID
     key_id: UUID
     transaction_id: UUID | None = None
+    above_tokens: int = 0  # of the long-context step that priced it; 0: none
     note: str = ""
 
 
-def lines(usage: TokenUsage, s: PriceSchedule, *, charged: bool) -> tuple[ReceiptLine, ...]:
-    """Return a line per kind of token that was counted; their amounts are 0 where the ending is not charged. Pure."""
+def lines(usage: TokenUsage, s: PriceSchedule, charged: int) -> tuple[ReceiptLine, ...]:
+    """Return a line per kind of token that was counted, and of what was lifted to the minimum; they sum to `charged`.
+
+    Pure. Of an ending that is not charged the tokens are shown with amounts of 0.
+    """
     any_usage = usage.input_total + usage.output_total > 0
+    unit = pricing.step_of(s, usage.input_total)
     parts = (
-        (Meter.INPUT, usage.input_uncached, s.input),
-        (Meter.CACHED_INPUT, usage.input_cached, s.cached_input),
-        (Meter.CACHE_WRITE, usage.input_cache_write, s.cache_write),
-        (Meter.OUTPUT, usage.output, s.output),
-        (Meter.REASONING, usage.reasoning, s.reasoning),
+        (Meter.INPUT, usage.input_uncached, unit.input),
+        (Meter.CACHED_INPUT, usage.input_cached, unit.cached_input),
+        (Meter.CACHE_WRITE, usage.input_cache_write, unit.cache_write),
+        (Meter.OUTPUT, usage.output, unit.output),
+        (Meter.REASONING, usage.reasoning, unit.reasoning),
         (Meter.REQUEST, 1 if any_usage and s.request else 0, s.request),
     )
-    return tuple(
+    found = [
         ReceiptLine(meter, quantity, price_text(meter, price), format_pico(quantity * price if charged else 0))
         for meter, quantity, price in parts
         if quantity
-    )
+    ]
+    lifted = pricing.min_charge(charged, usage, s)
+    if lifted:
+        found.append(ReceiptLine(Meter.MIN_CHARGE, 1, price_text(Meter.MIN_CHARGE, s.minimum), format_pico(lifted)))
+    return tuple(found)
 
 
 async def is_pending(client: RespClient, tenant_id: UUID, generation_id: UUID) -> bool:
@@ -100,9 +112,11 @@ async def _posted(session: AsyncSession, row: Row[Any]) -> Receipt:
     schedule = version.schedule(row.model_id, Tier(row.tier), row.tenant_id) if version else None
     outcome = Outcome(row.outcome)
     shown: tuple[ReceiptLine, ...] = ()
+    above = 0
     if schedule is not None:
-        charged = pricing.charge(usage, schedule, outcome) > 0
-        shown = lines(usage, schedule, charged=charged)
+        shown = lines(usage, schedule, pricing.charge(usage, schedule, outcome))
+        unit = pricing.step_of(schedule, usage.input_total)
+        above = unit.above if isinstance(unit, PriceStep) else 0
     return Receipt(
         row.id,
         "posted",
@@ -125,6 +139,7 @@ async def _posted(session: AsyncSession, row: Row[Any]) -> Receipt:
         row.project_id,
         row.key_id,
         row.tx_id,
+        above,
     )
 
 
@@ -152,5 +167,5 @@ def _quarantined(row: Row[Any]) -> Receipt:
         event.project_id,
         event.key_id,
         None,
-        "The count of this generation is being checked; it is not charged meanwhile.",
+        note="The count of this generation is being checked; it is not charged meanwhile.",
     )

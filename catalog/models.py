@@ -1,6 +1,7 @@
 """Models, their versions, and the public names that lead to them."""
 
 import re
+from collections.abc import Collection
 from datetime import datetime
 from uuid import UUID
 
@@ -99,6 +100,11 @@ async def retire_model(session: AsyncSession, model_id: UUID, *, now: datetime) 
     model.retired_at = now
     await session.flush()
     await record_config_change(session, "catalog", None)
+
+
+async def unknown(session: AsyncSession, model_ids: Collection[UUID]) -> set[UUID]:
+    """Return those ids that are no model's."""
+    return set(model_ids) - await queries.known_models(session, model_ids)
 
 
 async def list_models(session: AsyncSession) -> list[Model]:

@@ -1,5 +1,6 @@
 """Every statement of the catalog; private to this package."""
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -29,6 +30,10 @@ async def model_by_id(session: AsyncSession, model_id: UUID, *, lock: bool = Fal
 
 async def model_named(session: AsyncSession, name: str) -> ModelRow | None:
     return await session.scalar(select(ModelRow).where(ModelRow.name == name))
+
+
+async def known_models(session: AsyncSession, model_ids: Collection[UUID]) -> set[UUID]:
+    return set(await session.scalars(select(ModelRow.id).where(ModelRow.id.in_(model_ids))))
 
 
 async def models(session: AsyncSession) -> list[ModelRow]:

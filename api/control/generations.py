@@ -23,7 +23,10 @@ PENDING_RETRY_S = 1
 
 
 class ReceiptLineOut(Output):
-    """One kind of token: how many, at what price per million (per request for `request`), and what it came to."""
+    """One kind of token: how many, at what price per million (per request for `request`), and what it came to.
+
+    `min_charge` is what was missing to the minimum, which is its unit price.
+    """
 
     meter: str
     quantity: int
@@ -45,6 +48,7 @@ class ReceiptOut(Output):
     count_source: str
     currency: CurrencyCode
     price_version_id: str
+    above_input_tokens: int = Field(description="Of the long-context step that priced it; 0: none.")
     lines: list[ReceiptLineOut]
     amount: str
     admitted_at: datetime
@@ -79,6 +83,7 @@ def _out(receipt: Receipt) -> ReceiptOut:
             "count_source": receipt.count_source,
             "currency": receipt.currency.value,
             "price_version_id": format_id(IdKind.PRICE_VERSION, receipt.price_version_id),
+            "above_input_tokens": receipt.above_tokens,
             "lines": [
                 {
                     "meter": line.meter.value,

@@ -12,7 +12,7 @@ from api.inference.gateway import Gateway
 from api.inference.jwt_bearer import PROJECT, looks_signed
 from api.inference.readiness import Report
 from api.inference.wire import bearer_of
-from billing.types import PriceSchedule
+from billing.types import PriceSchedule, PriceStep
 from catalog.types import DeploymentKind, ServedModel
 from core.errors import PlatformError
 from core.ids import IdKind, format_id
@@ -142,7 +142,7 @@ class ColdApp:
                 plan_book=principal.price_book_id,
             )
             if schedule is not None:
-                tiers[tier.label] = _per_million(schedule)
+                tiers[tier.label] = _prices(schedule)
         return {
             "id": model.name,
             "object": "model",
@@ -157,12 +157,23 @@ class ColdApp:
         }
 
 
-def _per_million(schedule: PriceSchedule) -> dict[str, str]:
+def _prices(schedule: PriceSchedule) -> dict[str, Any]:
+    """Per million tokens, but for what is named per request; `steps` price a whole request by its input tokens."""
     return {
-        "input": format_pico(schedule.input * TOKENS_PRICED),
-        "cached_input": format_pico(schedule.cached_input * TOKENS_PRICED),
-        "output": format_pico(schedule.output * TOKENS_PRICED),
-        "reasoning": format_pico(schedule.reasoning * TOKENS_PRICED),
+        **_per_million(schedule),
+        "per_request": format_pico(schedule.request),
+        "minimum_per_request": format_pico(schedule.minimum),
+        "steps": [{"above_input_tokens": step.above, **_per_million(step)} for step in schedule.steps],
+    }
+
+
+def _per_million(unit: PriceSchedule | PriceStep) -> dict[str, str]:
+    return {
+        "input": format_pico(unit.input * TOKENS_PRICED),
+        "cached_input": format_pico(unit.cached_input * TOKENS_PRICED),
+        "cache_write": format_pico(unit.cache_write * TOKENS_PRICED),
+        "output": format_pico(unit.output * TOKENS_PRICED),
+        "reasoning": format_pico(unit.reasoning * TOKENS_PRICED),
     }
 
 

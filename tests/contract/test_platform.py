@@ -37,6 +37,8 @@ CHAT = "/v1/chat/completions"
 ORIGIN = "https://app.example"
 CHEAP = {"input": "2.00", "cached_input": "0.20", "output": "6.00"}
 DEAR = {"input": "3.00", "cached_input": "0.30", "output": "15.00"}
+STEPPED = {"input": "3.00", "output": "30", "input>3000": "30", "output>3000": "150", "min_charge": "0.001"}
+YUAN = {"input": "14.50", "cached_input": "1.45", "output": "43.50"}
 REPLICAS = 4
 HASTY = REPLICAS  # one gateway more, which gives up on an engine after a second and lets a browser in
 HERD = 300
@@ -93,11 +95,13 @@ async def furnish(fleet: Fleet, engine: str) -> None:
     external = {"kind": "external", "base_url": engine}
     await fleet.add_model("sim", {"context_max": 32768}, **external)
     await fleet.add_model("exact", {"context_max": 32768, "bytes_per_token_milli": 4040}, **external)
+    await fleet.add_model("stepped", {"context_max": 32768, "bytes_per_token_milli": 4040}, **external)
     await fleet.add_model("gone", {"context_max": 32768}, kind="external", base_url=f"http://127.0.0.1:{free_port()}")
     asleep = {"kind": "local", "waiting_max": 64, "engine_args": {"log": str(fleet.folder / "cold.jsonl")}}
     await fleet.add_model("cold", {"context_max": 32768}, **asleep)
     await fleet.add_model("slow", {"context_max": 32768}, kind="local", engine_args={"load_ms": 600_000})
-    await fleet.publish({name: DEAR if name == "exact" else CHEAP for name in fleet.models})
+    await fleet.publish({name: {"exact": DEAR, "stepped": STEPPED}.get(name, CHEAP) for name in fleet.models})
+    await fleet.publish({"sim": YUAN}, "CNY")
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +191,83 @@ async def test_credit_for_ten_holds_admits_exactly_ten_of_a_hundred(
     await until(lambda: figures(own_valkey, customer) == {"a": 0, "o": 0, "entries": 0})
     assert lowest == 0
     assert await fleet.available(customer) == "0.000000000000"
+
+
+async def test_the_hold_is_priced_at_the_step_a_request_may_reach(
+    fleet: Fleet, gateways: list[httpx.AsyncClient]
+) -> None:
+    """4,000 in at 30 and 200 out at 150 are 0.15; at the short prices of 3 and 30 it would be 0.018, and all pass.
+
+    LiteLLM PR 40002: five requests worth 0.15 each at once, on a cap of 0.45.
+    """
+    customer = await fleet.customer("0.45")
+    content = body("[[sim n=200 p=4000 d=2000]]", "stepped", size=16_160, max_tokens=200)
+    calls = [gateway.post(CHAT, content=content, headers=customer.headers) for gateway in (*gateways, gateways[0])]
+    answers = await asyncio.gather(*calls)
+    admitted = [answer for answer in answers if answer.status_code == 200]
+    assert len(admitted) == 3
+    assert {code_of(answer) for answer in answers if answer not in admitted} == {(402, "INSUFFICIENT_CREDIT")}
+    for answer in admitted:
+        receipt = await fleet.receipt(customer, answer.headers["x-request-id"])
+        assert (receipt["amount"], receipt["above_input_tokens"]) == ("0.150000000000", 3000)
+        assert [line["unit_price"] for line in receipt["lines"]] == ["30.000000", "150.000000"]
+    assert await fleet.available(customer) == "0.000000000000"
+
+
+async def test_a_call_costs_at_least_the_minimum(fleet: Fleet, gateways: list[httpx.AsyncClient]) -> None:
+    """3 in and 1 out are 0.000039; the minimum of 0.001 adds 0.000961, and the hold covers it."""
+    customer = await fleet.customer("0.00101")
+    content = body("[[sim n=1 p=3]]", "stepped", max_tokens=1)
+    answer = await gateways[0].post(CHAT, content=content, headers=customer.headers)
+    assert answer.headers["x-tidegate-cost"] == "0.001000000000 USD"
+    receipt = await fleet.receipt(customer, answer.headers["x-request-id"])
+    assert [(line["meter"], line["amount"]) for line in receipt["lines"]] == [
+        ("input", "0.000009000000"),
+        ("output", "0.000030000000"),
+        ("min_charge", "0.000961000000"),
+    ]
+    (row,) = (await gateways[0].get("/api/v1/usage", headers=customer.headers)).json()["rows"]
+    assert (row["amount"], row["min_charge"]) == ("0.001000000000", "0.000961000000")
+    assert await fleet.available(customer) == "0.000010000000"
+    again = await gateways[1].post(CHAT, content=content, headers=customer.headers)
+    assert code_of(again) == (402, "INSUFFICIENT_CREDIT")
+
+
+async def test_a_tenant_billed_in_yuan_meets_prices_of_their_own(
+    fleet: Fleet, gateways: list[httpx.AsyncClient]
+) -> None:
+    """2,105 in at 14.50, 10,240 cached at 1.45 and 1,000 out at 43.50 are CNY 0.0888705."""
+    customer = await fleet.customer("1", currency="CNY")
+    listed = {one["id"]: one for one in (await gateways[0].get("/v1/models", headers=customer.headers)).json()["data"]}
+    prices = listed["sim"]["price_per_million_tokens"]
+    assert (prices["currency"], prices["tiers"]["standard"]["input"]) == ("CNY", "14.500000000000")
+    assert listed["exact"]["price_per_million_tokens"]["tiers"] == {}
+    prompt = "[[sim n=1000 p=12345 cached=10240 reasoning=640]]"
+    answer = await gateways[0].post(CHAT, content=body(prompt, max_tokens=1000), headers=customer.headers)
+    assert answer.headers["x-tidegate-cost"] == "0.088870500000 CNY"
+    receipt = await fleet.receipt(customer, answer.headers["x-request-id"])
+    assert (receipt["amount"], receipt["currency"]) == ("0.088870500000", "CNY")
+    used = (await gateways[0].get("/api/v1/usage", headers=customer.headers)).json()
+    assert (used["currency"], used["rows"][0]["amount"]) == ("CNY", receipt["amount"])
+    assert await fleet.available(customer) == "0.911129500000"
+    unpriced = await gateways[0].post(CHAT, content=body("x", "exact"), headers=customer.headers)
+    assert code_of(unpriced) == (403, "TIER_NOT_PRICED")  # a list in dollars is no price in yuan
+
+
+async def test_models_show_every_price_and_a_tier_without_one_is_not_served(
+    fleet: Fleet, gateways: list[httpx.AsyncClient]
+) -> None:
+    customer = await fleet.customer("1", tier_max="priority")
+    shown = (await gateways[0].get("/v1/models/stepped", headers=customer.headers)).json()["price_per_million_tokens"]
+    ((tier, standard),) = shown["tiers"].items()
+    assert (tier, standard["input"], standard["output"]) == ("standard", "3.000000000000", "30.000000000000")
+    assert (standard["per_request"], standard["minimum_per_request"]) == ("0.000000000000", "0.001000000000")
+    steps = [(step["above_input_tokens"], step["input"], step["output"]) for step in standard["steps"]]
+    assert steps == [(3000, "30.000000000000", "150.000000000000")]
+    for tier in ("priority", "flex"):
+        content = body("x", "stepped", service_tier=tier)
+        refused = await gateways[0].post(CHAT, content=content, headers=customer.headers)
+        assert code_of(refused) == (403, "TIER_NOT_PRICED")
 
 
 async def test_a_stream_cut_after_137_tokens(fleet: Fleet, gateways: list[httpx.AsyncClient], own_valkey: Path) -> None:

@@ -95,11 +95,20 @@ class Fleet:
         }
         await self.create("/deployments", **{**wanted, **deployment})
 
-    async def publish(self, prices: dict[str, dict[str, str]]) -> None:
-        """Publish a list of prices, by model, per million tokens, at the standard tier."""
-        book = await self.create("/price-books", name="list", currency="USD")
+    async def publish(self, prices: dict[str, dict[str, str]], currency: str = "USD") -> None:
+        """Publish a list of prices, by model, per million tokens, at the standard tier.
+
+        A meter named like ``input>3000`` is of the step above so many input tokens.
+        """
+        book = await self.create("/price-books", name="list", currency=currency)
         items = [
-            {"model_id": self.models[name], "tier": "standard", "meter": meter, "unit_price": price}
+            {
+                "model_id": self.models[name],
+                "tier": "standard",
+                "meter": meter.partition(">")[0],
+                "above_input_tokens": int(meter.partition(">")[2] or 0),
+                "unit_price": price,
+            }
             for name, meters in prices.items()
             for meter, price in meters.items()
         ]
@@ -111,12 +120,14 @@ class Fleet:
         answer = await self.operator.put(f"{ADMIN}{path}/limits", json={"reason": "test", **limit})
         assert answer.status_code == 200, answer.text
 
-    async def customer(self, credit: str = "10", *, limits: dict[str, Any] | None = None, **key: Any) -> Customer:
+    async def customer(
+        self, credit: str = "10", *, limits: dict[str, Any] | None = None, currency: str = "USD", **key: Any
+    ) -> Customer:
         """Make a tenant with credit and a key that every gateway knows.
 
         `limits` are hard ones by metric, of the key unless the metric is named like ``tenant:concurrency``.
         """
-        tenant = (await self.create("/tenants", name=f"tenant {uuid4().hex}", currency="USD"))["id"]
+        tenant = (await self.create("/tenants", name=f"tenant {uuid4().hex}", currency=currency))["id"]
         for metric, amount in (limits or {}).items():  # before the key: whoever knows the key knows them
             level, _, name = metric.rpartition(":")
             await self.limit(f"/tenants/{tenant}", level=level or "key", metric=name, amount=amount)

@@ -158,7 +158,7 @@ async def test_what_cannot_be_published(sessions: Sessions) -> None:
             await price_book.publish(session, first, now=NOW)
     with pytest.raises(PlatformError, match="published"):
         async with transaction(sessions) as session:
-            await price_book.put_items(session, first, make.items({"input": "1"}))
+            await price_book.change_draft(session, first, price_book.DraftChange(make.items({"input": "1"})))
     with pytest.raises(PlatformError) as refused:
         await new_book(sessions)
     assert refused.value.code == "BOOK_EXISTS"

@@ -25,6 +25,7 @@ from core.tasks import Job, TaskContext
 from core.tiers import Tier
 from tenants.types import KeyLimits, Scope
 from tests.factories import billing as make
+from tests.factories import catalog
 from tests.factories.billing_world import write
 from tests.factories.tenants import customer, operator
 from tests.integration.control.conftest import Client
@@ -52,6 +53,12 @@ async def _key(admin: Client, tenant: str, **fields: Any) -> dict[str, Any]:
 
 async def _top_up(admin: Client, tenant: str, amount: str, key: str, **fields: Any) -> Any:
     return await admin.post(f"{tenant}/credits", {"amount": amount, **fields}, headers={"idempotency-key": key})
+
+
+@pytest.fixture(autouse=True)
+async def known_model(sessions: db.Sessions) -> None:
+    """Only what exists is priced."""
+    await catalog.know(sessions, make.MODEL)
 
 
 async def _publish(admin: Client, model_id: str) -> dict[str, Any]:
