@@ -20,6 +20,27 @@ _ACTOR_IDS = {
     ActorKind.PERSON: IdKind.PERSON,
     ActorKind.API_KEY: IdKind.API_KEY,
 }
+_PERSON, _TENANT = IdKind.PERSON, IdKind.TENANT
+# What an action is about, where its first word does not say; the whole action goes before its first word.
+_TARGETS = {
+    "api_key.revoke_matching": _TENANT,
+    "billing_profile": _TENANT,
+    "credit.top_up": IdKind.TRANSACTION,
+    "credit.give": IdKind.ADJUSTMENT,
+    "limit.revert": IdKind.LIMIT_CHANGE,
+    "member.follow_provider": _PERSON,
+    "member.leave": _PERSON,
+    "model_alias": IdKind.MODEL_VERSION,
+    "operator_token": IdKind.OPERATOR,
+    "identity.refresh": _PERSON,
+    "password": _PERSON,
+    "recovery_codes": _PERSON,
+    "second_factor": _PERSON,
+    "session.end_all": _PERSON,
+    "session.open": _PERSON,
+    "session.open_with_second_factor": _PERSON,
+    "transaction.reverse": IdKind.ADJUSTMENT,
+}
 
 
 class AuditRecordOut(Output):
@@ -50,19 +71,32 @@ def _out(record: AuditRecord, *, to_members: bool) -> AuditRecordOut:
     actor, kind = record.actor, _ACTOR_IDS.get(record.actor.kind)
     hidden = to_members and actor.kind is ActorKind.OPERATOR
     return AuditRecordOut(
-        id=record.id.hex,
+        id=format_id(IdKind.AUDIT_RECORD, record.id),
         recorded_at=record.recorded_at,
         actor_kind=actor.kind,
         actor_id=format_id(kind, actor.id) if kind is not None and actor.id is not None and not hidden else None,
         client_ip="" if hidden else actor.client_ip,
         tenant_id=record.tenant_id and format_id(IdKind.TENANT, record.tenant_id),
         action=record.action,
-        target_id=record.target_id and record.target_id.hex,
+        target_id=record.target_id and _target(record.action, record.target_id, record.tenant_id),
         request_id=actor.request_id,
         details={} if hidden else dict(record.details),
         seq=record.seq,
         hash=record.hash.hex(),
     )
+
+
+def kind_of_target(action: str, tenant_id: UUID | None) -> IdKind | None:
+    """Return what an action of the trail is done to; None for one that nobody knows here."""
+    noun = action.partition(".")[0]
+    if action == "limit.preview":
+        return IdKind.PLAN if tenant_id is None else _TENANT
+    return _TARGETS.get(action) or _TARGETS.get(noun) or IdKind.__members__.get(noun.upper())
+
+
+def _target(action: str, target_id: UUID, tenant_id: UUID | None) -> str:
+    kind = kind_of_target(action, tenant_id)
+    return target_id.hex if kind is None else format_id(kind, target_id)
 
 
 def audit_page(found: Sequence[AuditRecord], paging: Paging, *, to_members: bool = False) -> AuditPage:
@@ -73,7 +107,7 @@ def audit_page(found: Sequence[AuditRecord], paging: Paging, *, to_members: bool
     page = page_of(found, paging.limit, lambda record: record.id)
     return AuditPage(
         items=[_out(record, to_members=to_members) for record in page.items],
-        next_after=page.next_after and page.next_after.hex,
+        next_after=page.next_after and format_id(IdKind.AUDIT_RECORD, page.next_after),
     )
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.deps import Paging, Work, changed
-from api.schemas import Input, Instant, Name, Output, ScopeName, TierName
+from api.schemas import Input, Instant, Name, Output, ScopeName, TierName, because
 from api.services import Services
 from core.ids import IdKind, format_id, parse_id
 from core.pagination import page_of
@@ -377,9 +377,9 @@ async def rotate(work: Work, hand: Hand, key: ApiKey, body: RotateIn) -> ApiKeyC
     return ApiKeyCreated(api_key=shown(rotated), secret=secret)
 
 
-async def set_status(work: Work, hand: Hand, key: ApiKey, status: Status) -> ApiKeyOut:
+async def set_status(work: Work, hand: Hand, key: ApiKey, status: Status, reason: str | None = None) -> ApiKeyOut:
     after = await api_keys.set_status(work.session, hand.tenant_id, key.id, status, clock=work.services.clock)
-    work.act.on(key.id, before=key.status.value, after=status.value)
+    work.act.on(key.id, before=key.status.value, after=status.value, **because(reason))
     return shown(after)
 
 

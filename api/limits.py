@@ -1,8 +1,9 @@
 """What operators' and members' routes of limits share: their shapes on the wire, and what a change leaves behind."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Protocol
 from uuid import UUID
 
 from fastapi import Depends, Query
@@ -10,9 +11,9 @@ from pydantic import Field, StringConstraints
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 
-from api.deps import Act, get_caller, path_id
+from api.deps import Act, CurrentAct, Session, get_caller, path_id
 from api.errors import request_id_of
-from api.schemas import Input, Output
+from api.schemas import Input, Output, Reason, because
 from api.services import services_of
 from catalog import models
 from core.clock import Clock
@@ -29,11 +30,6 @@ MetricName = Annotated[LimitMetric, Field(strict=False)]
 ModeName = Annotated[LimitMode, Field(strict=False)]
 StateName = Annotated[RequestState, Field(strict=False)]
 AuthorName = Annotated[LimitAuthor, Field(strict=False)]
-Reason = Annotated[
-    str,
-    StringConstraints(min_length=1, max_length=500, pattern=r"^[^\x00]*\S[^\x00]*$"),
-    Field(description="Why, as it is read in the history: 1 to 500 characters."),
-]
 ModelName = Annotated[
     str,
     StringConstraints(max_length=128, pattern=r"^[\x21-\x7e]*$"),
@@ -110,6 +106,14 @@ class LimitList(Output):
     items: list[LimitOut]
 
 
+class BesideOut(Output):
+    """What a rule of the same metric and model was, and became."""
+
+    mode: ModeName
+    before: int | str | None
+    after: int | str | None
+
+
 class LimitChangeOut(Output):
     """What a limit was, and became; null where there was none."""
 
@@ -130,6 +134,7 @@ class LimitChangeOut(Output):
     before: int | str | None
     after: int | str | None
     reverts: str | None = Field(description="The change that this one undid.")
+    beside: BesideOut | None = Field(description="The rule of another mode that the same change removed or put back.")
 
 
 class LimitChangePage(Output):
@@ -193,6 +198,10 @@ def _id(kind: IdKind, value: UUID | None) -> str | None:
     return None if value is None else format_id(kind, value)
 
 
+def _amount(metric: LimitMetric, value: int | None) -> int | str | None:
+    return None if value is None else limits.amount_out(metric, value)
+
+
 def _actor_id(kind: str, value: UUID | None) -> str | None:
     named = _ACTOR_IDS.get(ActorKind(kind))
     return None if named is None else _id(named, value)
@@ -237,9 +246,15 @@ def change_out(change: LimitChange) -> LimitChangeOut:
         plan_id=_id(IdKind.PLAN, slot.plan_id),
         project_id=_id(IdKind.PROJECT, slot.project_id),
         key_id=_id(IdKind.API_KEY, slot.key_id),
-        before=None if change.before is None else limits.amount_out(slot.metric, change.before),
-        after=None if change.after is None else limits.amount_out(slot.metric, change.after),
+        before=_amount(slot.metric, change.before),
+        after=_amount(slot.metric, change.after),
         reverts=_id(IdKind.LIMIT_CHANGE, change.reverts),
+        beside=change.beside
+        and BesideOut(
+            mode=change.beside.mode,
+            before=_amount(slot.metric, change.beside.before),
+            after=_amount(slot.metric, change.beside.after),
+        ),
     )
 
 
@@ -267,7 +282,7 @@ def request_out(request: LimitRequest) -> LimitRequestOut:
         created_at=request.created_at,
         decided_at=request.decided_at,
         note=request.note,
-        granted=None if request.granted is None else limits.amount_out(slot.metric, request.granted),
+        granted=_amount(slot.metric, request.granted),
     )
 
 
@@ -309,33 +324,73 @@ def _effective(item: Effective, met: Mapping[tuple[str, str, str, str], int]) ->
     )
 
 
-MakeWhy = Callable[[str], Why]
+@dataclass(frozen=True, slots=True)
+class LimitWork:
+    """What a route works with that changes limits. `why` adds to a reason who changes them, and in which request."""
+
+    session: AsyncSession
+    act: Act
+    why: Callable[[str], Why]
 
 
-def get_why(request: Request) -> MakeWhy:
-    """Return what makes of a reason who changes a limit, in which request, and why."""
+def get_limit_work(request: Request, session: Session, act: CurrentAct) -> LimitWork:
     actor = get_caller(request).actor(request_id_of(request))
-    return lambda reason: Why(actor, reason, services_of(request).clock)
+    return LimitWork(session, act, lambda reason: Why(actor, reason, services_of(request).clock))
 
 
-CurrentWhy = Annotated[MakeWhy, Depends(get_why)]
+CurrentLimitWork = Annotated[LimitWork, Depends(get_limit_work, scope="function")]
 RemovalReason = Annotated[str, Query(alias="reason", min_length=1, max_length=500, description="Why.")]
 LimitId = Annotated[UUID, path_id(IdKind.LIMIT, "limit_id")]
 LimitChangeId = Annotated[UUID, path_id(IdKind.LIMIT_CHANGE, "limit_change_id")]
 LimitRequestId = Annotated[UUID, path_id(IdKind.LIMIT_REQUEST, "limit_request_id")]
 
 
-def note(act: Act, rule: LimitRule, before: int | None, after: int | None) -> None:
+class Keeper(Protocol):
+    """Who keeps limits: `tenants.limits` for operators, `tenants.own_limits` for a tenant's own."""
+
+    async def set_limit(
+        self, session: AsyncSession, slot: LimitSlot, amount: int, why: Why, *, replaces: LimitMode | None = None
+    ) -> tuple[LimitRule, int | None]: ...
+
+    async def remove(self, session: AsyncSession, rule: LimitRule, why: Why) -> None: ...
+
+    async def revert(self, session: AsyncSession, change: LimitChange, why: Why, *, force: bool) -> LimitChange: ...
+
+
+async def put(work: LimitWork, keeper: Keeper, slot: LimitSlot, body: LimitIn) -> LimitOut:
+    """Set a limit as the body says."""
+    amount = limits.parse_amount(body.metric, body.amount)
+    rule, before = await keeper.set_limit(work.session, slot, amount, work.why(body.reason), replaces=body.replaces)
+    _note(work.act, rule, before, rule.amount, body.reason)
+    return limit_out(rule)
+
+
+async def take_away(work: LimitWork, keeper: Keeper, rule: LimitRule, reason: str) -> LimitOut:
+    """Remove a limit; return what it was."""
+    await keeper.remove(work.session, rule, work.why(reason))
+    _note(work.act, rule, rule.amount, None, reason)
+    return limit_out(rule)
+
+
+async def undo(work: LimitWork, keeper: Keeper, change: LimitChange, body: RevertIn) -> LimitChangeOut:
+    """Put back what a change replaced."""
+    done = await keeper.revert(work.session, change, work.why(body.reason), force=body.force)
+    work.act.on(done.id, reverts=format_id(IdKind.LIMIT_CHANGE, change.id), **because(body.reason))
+    return change_out(done)
+
+
+def _note(act: Act, rule: LimitRule, before: int | None, after: int | None, reason: str) -> None:
     """Put a change of a limit into the audit record."""
-    metric = rule.slot.metric
+    slot = rule.slot
     act.on(
         rule.id,
-        level=rule.slot.level.value,
-        metric=metric.value,
-        mode=rule.slot.mode.value,
-        model=rule.slot.model,
-        before=None if before is None else limits.amount_out(metric, before),
-        after=None if after is None else limits.amount_out(metric, after),
+        level=slot.level.value,
+        metric=slot.metric.value,
+        mode=slot.mode.value,
+        model=slot.model,
+        before=_amount(slot.metric, before),
+        after=_amount(slot.metric, after),
+        reason=reason,
     )
 
 

@@ -20,6 +20,11 @@ PositiveAmount = Annotated[
     StringConstraints(pattern=r"^[0-9]{1,26}(\.[0-9]{1,12})?$"),
     Field(description="A decimal with at most 12 decimals, as a string.", examples=["12.50"]),
 ]
+Reason = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=500, pattern=r"^[^\x00]*\S[^\x00]*$"),
+    Field(description="Why, as it is read in the history: 1 to 500 characters."),
+]
 CurrencyCode = Literal["USD", "CNY"]
 TierName = Literal["batch", "standard", "priority"]
 Count = Annotated[int, Field(ge=0)]
@@ -38,6 +43,27 @@ class Input(BaseModel):
     """A body: nothing unknown, nothing coerced, nothing quoted back in an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class SuspendIn(Input):
+    """Why, for the audit trail."""
+
+    reason: Reason | None = None
+
+
+class HardSuspendIn(SuspendIn):
+    """Why and how to suspend."""
+
+    hard: bool = Field(False, description="Cut running answers too, within a second; they are charged until then.")
+
+
+NO_REASON = SuspendIn()
+SOFTLY = HardSuspendIn()
+
+
+def because(reason: str | None) -> dict[str, Any]:
+    """Return what the audit trail keeps of a reason; nothing without one."""
+    return {} if reason is None else {"reason": reason}
 
 
 class Output(BaseModel):

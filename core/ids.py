@@ -38,6 +38,7 @@ class IdKind(StrEnum):
     ACCOUNT = "acc"
     TRANSACTION = "txn"
     ADJUSTMENT = "adj"
+    AUDIT_RECORD = "aud"
 
 
 class MintedUUID(UUID):

@@ -62,6 +62,9 @@ class LimitChangeRow(Base):
     mode: Mapped[str] = mapped_column(Text)
     amount_before: Mapped[int | None] = mapped_column(Numeric(38, 0))
     amount_after: Mapped[int | None] = mapped_column(Numeric(38, 0))
+    beside_mode: Mapped[str | None]  # of the rule that the same change removed or put back
+    beside_before: Mapped[int | None] = mapped_column(Numeric(38, 0))
+    beside_after: Mapped[int | None] = mapped_column(Numeric(38, 0))
     reverts: Mapped[UUID | None]
 
 

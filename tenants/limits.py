@@ -43,6 +43,15 @@ class Why:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """What became, in the same change, of the rule of another mode: a trial that went as its limit became hard."""
+
+    mode: LimitMode
+    before: int | None
+    after: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class LimitChange:
     """One change of a rule; an amount of None means no rule."""
 
@@ -55,6 +64,7 @@ class LimitChange:
     before: int | None
     after: int | None
     reverts: UUID | None
+    beside: Beside | None = None
 
 
 def parse_amount(metric: LimitMetric, amount: int | str) -> int:
@@ -99,7 +109,14 @@ def _slot(row: LimitRuleRow | RuleRow | LimitChangeRow) -> LimitSlot:
     )
 
 
+def _amount(value: int | None) -> int | None:
+    return None if value is None else int(value)
+
+
 def _change(row: LimitChangeRow) -> LimitChange:
+    beside = None
+    if row.beside_mode is not None:
+        beside = Beside(LimitMode(row.beside_mode), _amount(row.beside_before), _amount(row.beside_after))
     return LimitChange(
         id=row.id,
         changed_at=row.changed_at,
@@ -107,9 +124,10 @@ def _change(row: LimitChangeRow) -> LimitChange:
         actor_id=row.actor_id,
         reason=row.reason,
         slot=_slot(row),
-        before=None if row.amount_before is None else int(row.amount_before),
-        after=None if row.amount_after is None else int(row.amount_after),
+        before=_amount(row.amount_before),
+        after=_amount(row.amount_after),
         reverts=row.reverts,
+        beside=beside,
     )
 
 
@@ -132,25 +150,29 @@ async def set_limit(
         PlatformError: not_found, conflict when there are too many rules, invalid when there is nothing to replace.
     """
     await _lock_owner(session, slot)
-    if replaces is not None:
-        await _replace(session, replace(slot, mode=replaces), slot.mode, why)
-    before = await limit_queries.rule_at(session, slot.tenant_id, slot)
-    if before is None and await limit_queries.count_at_target(session, slot.tenant_id, slot) >= RULES_MAX:
+    beside = None if replaces is None else await _replace(session, replace(slot, mode=replaces), slot.mode)
+    row = await limit_queries.rule_at(session, slot.tenant_id, slot)
+    was = None if row is None else int(row.amount)
+    if row is None and await limit_queries.count_at_target(session, slot.tenant_id, slot) >= RULES_MAX:
         raise PlatformError(
             "TOO_MANY_LIMITS", ErrorKind.CONFLICT, f"There are {RULES_MAX} limits here already. Remove one first."
         )
-    was = None if before is None else int(before.amount)
-    if before is not None and was == amount:
-        return rule_of(before), was
-    row, _ = await _write(session, _Edit(slot, why), before, amount)
+    if row is None:
+        row = _add(session, slot, amount, why.clock.now())
+    elif was != amount:
+        row.amount, row.updated_at = amount, why.clock.now()
+    if was != amount or beside is not None:
+        await _record(session, _Edit(slot, why, beside=beside), was, amount)
     return rule_of(row), was
 
 
-async def _replace(session: AsyncSession, old: LimitSlot, mode: LimitMode, why: Why) -> None:
+async def _replace(session: AsyncSession, old: LimitSlot, mode: LimitMode) -> Beside:
     row = None if old.mode is mode else await limit_queries.rule_at(session, old.tenant_id, old)
     if row is None:
         raise invalid("replaces", f"There is no {old.mode.value} limit of the same metric and model here.")
-    await _erase(session, _Edit(old, why), row)
+    await session.delete(row)
+    await session.flush()
+    return Beside(old.mode, int(row.amount), None)
 
 
 async def remove(session: AsyncSession, rule: LimitRule, why: Why) -> None:
@@ -159,7 +181,8 @@ async def remove(session: AsyncSession, rule: LimitRule, why: Why) -> None:
     row = await limit_queries.rule_at(session, rule.slot.tenant_id, rule.slot)
     if row is None:
         raise not_found(IdKind.LIMIT)
-    await _erase(session, _Edit(rule.slot, why), row)
+    await session.delete(row)
+    await _record(session, _Edit(rule.slot, why), int(row.amount), None)
 
 
 async def get(session: AsyncSession, tenant_id: UUID, rule_id: UUID) -> LimitRule:
@@ -223,39 +246,27 @@ class _Edit:
     slot: LimitSlot
     why: Why
     reverts: UUID | None = None
+    beside: Beside | None = None
 
 
-async def _write(
-    session: AsyncSession, edit: _Edit, row: LimitRuleRow | None, amount: int
-) -> tuple[LimitRuleRow, LimitChange]:
-    slot = edit.slot
-    was = None if row is None else int(row.amount)
-    now = edit.why.clock.now()
-    if row is None:
-        row = LimitRuleRow(
-            id=new_uuid(),
-            tenant_id=slot.tenant_id,
-            plan_id=slot.plan_id,
-            author=slot.author,
-            level=slot.level,
-            project_id=slot.project_id,
-            key_id=slot.key_id,
-            model=slot.model,
-            metric=slot.metric,
-            mode=slot.mode,
-            amount=amount,
-            created_at=now,
-            updated_at=now,
-        )
-        session.add(row)
-    else:
-        row.amount, row.updated_at = amount, now
-    return row, await _record(session, edit, was, amount)
-
-
-async def _erase(session: AsyncSession, edit: _Edit, row: LimitRuleRow) -> LimitChange:
-    await session.delete(row)
-    return await _record(session, edit, int(row.amount), None)
+def _add(session: AsyncSession, slot: LimitSlot, amount: int, now: datetime) -> LimitRuleRow:
+    row = LimitRuleRow(
+        id=new_uuid(),
+        tenant_id=slot.tenant_id,
+        plan_id=slot.plan_id,
+        author=slot.author,
+        level=slot.level,
+        project_id=slot.project_id,
+        key_id=slot.key_id,
+        model=slot.model,
+        metric=slot.metric,
+        mode=slot.mode,
+        amount=amount,
+        created_at=now,
+        updated_at=now,
+    )
+    session.add(row)
+    return row
 
 
 async def _record(session: AsyncSession, edit: _Edit, before: int | None, after: int | None) -> LimitChange:
@@ -277,6 +288,9 @@ async def _record(session: AsyncSession, edit: _Edit, before: int | None, after:
         mode=slot.mode,
         amount_before=before,
         amount_after=after,
+        beside_mode=None if edit.beside is None else edit.beside.mode,
+        beside_before=None if edit.beside is None else edit.beside.before,
+        beside_after=None if edit.beside is None else edit.beside.after,
         reverts=edit.reverts,
     )
     session.add(row)
@@ -323,24 +337,46 @@ async def revert(session: AsyncSession, change: LimitChange, why: Why, *, force:
     Raises:
         PlatformError: conflict when the rule was changed since, unless forced, or is as before already.
     """
-    slot = change.slot
+    slot, beside = change.slot, change.beside
     await _lock_owner(session, slot)
-    row = await limit_queries.rule_at(session, slot.tenant_id, slot)
-    now = None if row is None else int(row.amount)
-    if now == change.before:
+    other = slot if beside is None else replace(slot, mode=beside.mode)
+    now = await _amount_at(session, slot), None if beside is None else await _amount_at(session, other)
+    before = change.before, None if beside is None else beside.before
+    after = change.after, None if beside is None else beside.after
+    if now == before:
         raise PlatformError("NOTHING_TO_REVERT", ErrorKind.CONFLICT, "The limit is as it was before that change.")
-    if now != change.after and not force:
+    if now != after and not force:
         raise PlatformError(
             "LIMIT_CHANGED_SINCE",
             ErrorKind.CONFLICT,
             "The limit was changed again since. Look at it, then send `force` to put back what was before this change.",
-            fields={"amount": None if now is None else amount_out(slot.metric, now)},
+            fields={"amount": None if now[0] is None else amount_out(slot.metric, now[0])},
         )
-    edit = _Edit(slot, why, change.id)
-    if change.before is None and row is not None:
-        return await _erase(session, edit, row)
-    _, done = await _write(session, edit, row, change.before or 0)
-    return done
+    await _put(session, slot, before[0], why.clock.now())
+    if beside is None or now[1] == before[1]:
+        return await _record(session, _Edit(slot, why, change.id), now[0], before[0])
+    await _put(session, other, before[1], why.clock.now())
+    if now[0] == before[0]:
+        return await _record(session, _Edit(other, why, change.id), now[1], before[1])
+    edit = _Edit(slot, why, change.id, Beside(beside.mode, now[1], before[1]))
+    return await _record(session, edit, now[0], before[0])
+
+
+async def _amount_at(session: AsyncSession, slot: LimitSlot) -> int | None:
+    row = await limit_queries.rule_at(session, slot.tenant_id, slot)
+    return None if row is None else int(row.amount)
+
+
+async def _put(session: AsyncSession, slot: LimitSlot, amount: int | None, now: datetime) -> None:
+    """Make the rule of a slot so; None: there is none."""
+    row = await limit_queries.rule_at(session, slot.tenant_id, slot)
+    if row is not None and amount is None:
+        await session.delete(row)
+    elif row is not None and amount is not None:
+        row.amount, row.updated_at = amount, now
+    elif amount is not None:
+        _add(session, slot, amount, now)
+    await session.flush()
 
 
 async def effective(

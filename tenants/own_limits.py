@@ -91,8 +91,10 @@ async def revert(session: AsyncSession, change: LimitChange, why: Why, *, force:
     """Undo a change of the tenant's own rule; what it puts back may not be above what operators allow by now."""
     if change.slot.author is not LimitAuthor.TENANT:
         raise not_found(IdKind.LIMIT_CHANGE)
-    bounds = [] if change.before is None else await allowed(session, change.slot)
-    if change.before is not None and any(change.before > bound.amount for bound in bounds):
+    put_back = [change.before, None if change.beside is None else change.beside.before]
+    most = max((amount for amount in put_back if amount is not None), default=None)
+    bounds = [] if most is None else await allowed(session, change.slot)
+    if most is not None and any(most > bound.amount for bound in bounds):
         raise PlatformError(
             "LIMIT_TOO_HIGH", ErrorKind.CONFLICT, "What was before that change is more than is allowed by now."
         )

@@ -28,7 +28,11 @@ from api.keys import (
     RotateIn,
 )
 from api.permissions import TENANT
-from api.schemas import problems
+from api.schemas import (
+    NO_REASON,
+    SuspendIn,
+    problems,
+)
 from tenants import api_keys, tenants
 from tenants.types import Status
 
@@ -107,11 +111,12 @@ async def suspend_api_key(
     tenant_id: TenantId,
     key_id: KeyId,
     work: CurrentWork,
+    body: SuspendIn = NO_REASON,
 ) -> ApiKeyOut:
     """Refuse the key within a second, until it is resumed. Repeating is harmless."""
     hand = _hand(work.caller, tenant_id)
     key = await keys.taken(work.session, hand, key_id)
-    return await keys.set_status(work, hand, key, Status.SUSPENDED)
+    return await keys.set_status(work, hand, key, Status.SUSPENDED, body.reason)
 
 
 @router.post(f"{KEY}/resume", summary="Resume an API key", responses=problems(409))

@@ -4,21 +4,24 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from api.deps import CurrentAct, CurrentPaging, ReadSession, Session, TenantId
+from api.deps import CurrentPaging, ReadSession, TenantId
 from api.guard import GuardedRoute
 from api.limits import (
     Amount,
-    CurrentWhy,
+    CurrentLimitWork,
     LimitRequestId,
     LimitRequestOut,
     LimitRequestPage,
-    Reason,
     StateName,
     request_out,
     request_page,
 )
 from api.permissions import ADMIN, TENANT
-from api.schemas import Input, problems
+from api.schemas import (
+    Input,
+    Reason,
+    problems,
+)
 from core.ids import IdKind, format_id, parse_id
 from core.pagination import page_of
 from tenants import limit_requests, limits
@@ -69,16 +72,16 @@ async def approve_limit_request(
     tenant_id: TenantId,
     limit_request_id: LimitRequestId,
     body: ApprovalIn,
-    session: Session,
-    act: CurrentAct,
-    why: CurrentWhy,
+    work: CurrentLimitWork,
 ) -> LimitRequestOut:
     """Set the limit and answer the request. It holds within a second, and the history has the note as its reason."""
-    asked = await limit_requests.get(session, tenant_id, limit_request_id)
+    asked = await limit_requests.get(work.session, tenant_id, limit_request_id)
     metric = asked.slot.metric
     amount = None if body.amount is None else limits.parse_amount(metric, body.amount)
-    done, rule, before = await limit_requests.approve(session, tenant_id, limit_request_id, amount, why(body.note))
-    act.on(
+    done, rule, before = await limit_requests.approve(
+        work.session, tenant_id, limit_request_id, amount, work.why(body.note)
+    )
+    work.act.on(
         limit_request_id,
         limit_id=format_id(IdKind.LIMIT, rule.id),
         metric=metric.value,
@@ -95,10 +98,8 @@ async def decline_limit_request(
     tenant_id: TenantId,
     limit_request_id: LimitRequestId,
     body: RefusalIn,
-    session: Session,
-    act: CurrentAct,
-    why: CurrentWhy,
+    work: CurrentLimitWork,
 ) -> LimitRequestOut:
-    done = await limit_requests.decline(session, tenant_id, limit_request_id, why(body.note))
-    act.on(limit_request_id, note=body.note)
+    done = await limit_requests.decline(work.session, tenant_id, limit_request_id, work.why(body.note))
+    work.act.on(limit_request_id, note=body.note)
     return request_out(done)

@@ -1,15 +1,13 @@
 """Operators: limits of tenants, projects and keys, their history, and undoing a change of them."""
 
 from dataclasses import replace
-from uuid import UUID
 
 from fastapi import APIRouter
-from sqlalchemy.ext.asyncio import AsyncSession
 
-from api.deps import Act, CurrentAct, CurrentPaging, CurrentServices, KeyId, ProjectId, ReadSession, Session, TenantId
+from api.deps import CurrentPaging, CurrentServices, KeyId, ProjectId, ReadSession, TenantId
 from api.guard import GuardedRoute
 from api.limits import (
-    CurrentWhy,
+    CurrentLimitWork,
     EffectiveList,
     LevelLimitIn,
     LimitChangeId,
@@ -19,20 +17,18 @@ from api.limits import (
     LimitIn,
     LimitList,
     LimitOut,
-    MakeWhy,
     RemovalReason,
     RevertIn,
-    change_out,
     change_page,
     effective_of,
     limit_list,
-    limit_out,
-    note,
+    put,
     slot_of,
+    take_away,
+    undo,
 )
 from api.permissions import TENANT
 from api.schemas import problems
-from core.ids import IdKind, format_id
 from core.pagination import page_of
 from tenants import api_keys, limits, projects, tenants
 from tenants.types import LimitLevel
@@ -43,24 +39,6 @@ OF_PROJECT = f"{TENANT}/projects/{{project_id}}/limits"
 OF_KEY = f"{TENANT}/keys/{{key_id}}/limits"
 
 
-async def _set(
-    session: AsyncSession,
-    body: LimitIn,
-    act: Act,
-    why: MakeWhy,
-    *,
-    level: LimitLevel,
-    tenant_id: UUID,
-    project_id: UUID | None = None,
-    key_id: UUID | None = None,
-) -> LimitOut:
-    slot = replace(await slot_of(session, body, level), tenant_id=tenant_id, project_id=project_id, key_id=key_id)
-    amount = limits.parse_amount(body.metric, body.amount)
-    rule, before = await limits.set_limit(session, slot, amount, why(body.reason), replaces=body.replaces)
-    note(act, rule, before, rule.amount)
-    return limit_out(rule)
-
-
 @router.get(f"{TENANT}/limits", summary="List a tenant's limits")
 async def list_tenant_limits(tenant_id: TenantId, session: ReadSession) -> LimitList:
     """Return the limits of the tenant itself, and those it has for each of its projects or keys."""
@@ -69,11 +47,10 @@ async def list_tenant_limits(tenant_id: TenantId, session: ReadSession) -> Limit
 
 
 @router.put(f"{TENANT}/limits", summary="Set a limit of a tenant", responses=problems(400, 409))
-async def set_tenant_limit(
-    tenant_id: TenantId, body: LevelLimitIn, session: Session, act: CurrentAct, why: CurrentWhy
-) -> LimitOut:
+async def set_tenant_limit(tenant_id: TenantId, body: LevelLimitIn, work: CurrentLimitWork) -> LimitOut:
     """Set a limit of the tenant, or with a level that of each of its projects or keys. It holds within a second."""
-    return await _set(session, body, act, why, level=body.level, tenant_id=tenant_id)
+    slot = replace(await slot_of(work.session, body, body.level), tenant_id=tenant_id)
+    return await put(work, limits, slot, body)
 
 
 @router.delete(f"{TENANT}/limits/{{limit_id}}", summary="Remove a limit of a tenant, project or key")
@@ -82,15 +59,10 @@ async def remove_limit(
     tenant_id: TenantId,
     limit_id: LimitId,
     reason: RemovalReason,
-    session: Session,
-    act: CurrentAct,
-    why: CurrentWhy,
+    work: CurrentLimitWork,
 ) -> LimitOut:
     """Remove a rule; what stood behind it holds again: the tenant's for each project or key, the plan's, or none."""
-    rule = await limits.get(session, tenant_id, limit_id)
-    await limits.remove(session, rule, why(reason))
-    note(act, rule, rule.amount, None)
-    return limit_out(rule)
+    return await take_away(work, limits, await limits.get(work.session, tenant_id, limit_id), reason)
 
 
 @router.get(OF_PROJECT, summary="List a project's own limits")
@@ -100,9 +72,10 @@ async def list_project_limits(tenant_id: TenantId, project_id: ProjectId, sessio
 
 @router.put(OF_PROJECT, summary="Set a limit of a project", responses=problems(400, 409))
 async def set_project_limit(
-    *, tenant_id: TenantId, project_id: ProjectId, body: LimitIn, session: Session, act: CurrentAct, why: CurrentWhy
+    *, tenant_id: TenantId, project_id: ProjectId, body: LimitIn, work: CurrentLimitWork
 ) -> LimitOut:
-    return await _set(session, body, act, why, level=LimitLevel.PROJECT, tenant_id=tenant_id, project_id=project_id)
+    slot = replace(await slot_of(work.session, body, LimitLevel.PROJECT), tenant_id=tenant_id, project_id=project_id)
+    return await put(work, limits, slot, body)
 
 
 @router.get(f"{OF_PROJECT}/effective", summary="Read what limits hold for a project")
@@ -120,10 +93,9 @@ async def list_key_limits(tenant_id: TenantId, key_id: KeyId, session: ReadSessi
 
 
 @router.put(OF_KEY, summary="Set a limit of a key", responses=problems(400, 409))
-async def set_key_limit(
-    *, tenant_id: TenantId, key_id: KeyId, body: LimitIn, session: Session, act: CurrentAct, why: CurrentWhy
-) -> LimitOut:
-    return await _set(session, body, act, why, level=LimitLevel.KEY, tenant_id=tenant_id, key_id=key_id)
+async def set_key_limit(*, tenant_id: TenantId, key_id: KeyId, body: LimitIn, work: CurrentLimitWork) -> LimitOut:
+    slot = replace(await slot_of(work.session, body, LimitLevel.KEY), tenant_id=tenant_id, key_id=key_id)
+    return await put(work, limits, slot, body)
 
 
 @router.get(f"{OF_KEY}/effective", summary="Read what limits hold for a key")
@@ -151,12 +123,7 @@ async def revert_limit_change(
     tenant_id: TenantId,
     limit_change_id: LimitChangeId,
     body: RevertIn,
-    session: Session,
-    act: CurrentAct,
-    why: CurrentWhy,
+    work: CurrentLimitWork,
 ) -> LimitChangeOut:
     """Put back what the change replaced, as a change of its own. A conflict when the limit was changed again since."""
-    change = await limits.get_change(session, tenant_id, limit_change_id)
-    done = await limits.revert(session, change, why(body.reason), force=body.force)
-    act.on(done.id, reverts=format_id(IdKind.LIMIT_CHANGE, change.id))
-    return change_out(done)
+    return await undo(work, limits, await limits.get_change(work.session, tenant_id, limit_change_id), body)

@@ -20,7 +20,14 @@ from api.people_shapes import (
     project_in,
 )
 from api.permissions import ADMIN, PERSON, TENANT
-from api.schemas import Output, RoleName, problems
+from api.schemas import (
+    NO_REASON,
+    Output,
+    RoleName,
+    SuspendIn,
+    because,
+    problems,
+)
 from api.visit import CurrentVisit, Visit
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id
@@ -123,11 +130,13 @@ async def _require_reach(session: Session, visit: Visit, person_id: PersonId) ->
 
 
 @router.post(f"{PERSON}/suspend", status_code=204, summary="Suspend a person")
-async def suspend_person(person_id: PersonId, session: Session, visit: CurrentVisit) -> None:
+async def suspend_person(
+    person_id: PersonId, session: Session, visit: CurrentVisit, body: SuspendIn = NO_REASON
+) -> None:
     """Refuse a person, their sessions at once and their API keys within a second, until resumed."""
     await _require_reach(session, visit, person_id)
     await person_status.suspend(session, person_id, now=visit.now)
-    visit.act.on(person_id)
+    visit.act.on(person_id, **because(body.reason))
 
 
 @router.post(f"{PERSON}/resume", status_code=204, summary="Resume a person")

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from api.deps import CurrentAct, CurrentPaging, ReadSession, Session, TenantId, changed, path_id
 from api.guard import GuardedRoute
 from api.limits import (
-    CurrentWhy,
+    CurrentLimitWork,
     LevelLimitIn,
     LimitChangeId,
     LimitChangeOut,
@@ -20,18 +20,23 @@ from api.limits import (
     LimitId,
     LimitList,
     LimitOut,
-    Reason,
     RemovalReason,
     RevertIn,
-    change_out,
     change_page,
     limit_list,
-    limit_out,
-    note,
+    put,
     slot_of,
+    take_away,
+    undo,
 )
 from api.permissions import ADMIN, PLAN, TENANT
-from api.schemas import Input, Name, Output, problems
+from api.schemas import (
+    Input,
+    Name,
+    Output,
+    Reason,
+    problems,
+)
 from billing import price_book
 from core.ids import IdKind, format_id, parse_id
 from core.pagination import page_of
@@ -142,13 +147,11 @@ async def update_plan(plan_id: PlanId, body: PlanChange, session: Session, act: 
 
 
 @router.delete(PLAN, summary="Delete a plan that no tenant is on", responses=problems(409))
-async def delete_plan(
-    plan_id: PlanId, reason: RemovalReason, session: Session, act: CurrentAct, why: CurrentWhy
-) -> PlanOut:
+async def delete_plan(plan_id: PlanId, reason: RemovalReason, work: CurrentLimitWork) -> PlanOut:
     """Delete a plan and its limits; their history stays."""
-    plan = await plans.get(session, plan_id)
-    await plans.delete(session, plan_id, why(reason))
-    act.on(plan_id, name=plan.name, reason=reason)
+    plan = await plans.get(work.session, plan_id)
+    await plans.delete(work.session, plan_id, work.why(reason))
+    work.act.on(plan_id, name=plan.name, reason=reason)
     return _out(plan)
 
 
@@ -172,25 +175,17 @@ async def list_plan_limits(plan_id: PlanId, session: ReadSession) -> LimitList:
 
 
 @router.put(f"{PLAN}/limits", summary="Set a limit of a plan", responses=problems(400, 409))
-async def set_plan_limit(
-    plan_id: PlanId, body: LevelLimitIn, session: Session, act: CurrentAct, why: CurrentWhy
-) -> LimitOut:
+async def set_plan_limit(plan_id: PlanId, body: LevelLimitIn, work: CurrentLimitWork) -> LimitOut:
     """Set a limit for each tenant on the plan, or for each of their projects or keys. It holds within a second."""
-    slot = replace(await slot_of(session, body, body.level), plan_id=plan_id)
-    amount = limits.parse_amount(body.metric, body.amount)
-    rule, before = await limits.set_limit(session, slot, amount, why(body.reason), replaces=body.replaces)
-    note(act, rule, before, rule.amount)
-    return limit_out(rule)
+    slot = replace(await slot_of(work.session, body, body.level), plan_id=plan_id)
+    return await put(work, limits, slot, body)
 
 
 @router.delete(f"{PLAN}/limits/{{limit_id}}", summary="Remove a limit of a plan")
 async def remove_plan_limit(
-    *, plan_id: PlanId, limit_id: LimitId, reason: RemovalReason, session: Session, act: CurrentAct, why: CurrentWhy
+    *, plan_id: PlanId, limit_id: LimitId, reason: RemovalReason, work: CurrentLimitWork
 ) -> LimitOut:
-    rule = await limits.get_of_plan(session, plan_id, limit_id)
-    await limits.remove(session, rule, why(reason))
-    note(act, rule, rule.amount, None)
-    return limit_out(rule)
+    return await take_away(work, limits, await limits.get_of_plan(work.session, plan_id, limit_id), reason)
 
 
 @router.get(f"{PLAN}/limit-changes", summary="Read the history of a plan's limits")
@@ -211,12 +206,7 @@ async def revert_plan_limit_change(
     plan_id: PlanId,
     limit_change_id: LimitChangeId,
     body: RevertIn,
-    session: Session,
-    act: CurrentAct,
-    why: CurrentWhy,
+    work: CurrentLimitWork,
 ) -> LimitChangeOut:
     """Put back what the change replaced, as a change of its own. A conflict when the limit was changed again since."""
-    change = await limits.get_change_of_plan(session, plan_id, limit_change_id)
-    done = await limits.revert(session, change, why(body.reason), force=body.force)
-    act.on(done.id, reverts=format_id(IdKind.LIMIT_CHANGE, change.id))
-    return change_out(done)
+    return await undo(work, limits, await limits.get_change_of_plan(work.session, plan_id, limit_change_id), body)

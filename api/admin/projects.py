@@ -8,7 +8,7 @@ from api.deps import CurrentAct, CurrentPaging, ProjectId, ReadSession, Session,
 from api.guard import GuardedRoute
 from api.permissions import TENANT
 from api.project_shapes import ProjectIn, ProjectOut, ProjectPage, project_out, project_page
-from api.schemas import Input, problems
+from api.schemas import Input, Reason, because, problems
 from core.pagination import page_of
 from tenants import projects, tenants
 from tenants.types import Status
@@ -20,6 +20,7 @@ class ProjectChange(Input):
     """What is left out stays."""
 
     status: Literal["active", "suspended"] | None = None
+    reason: Reason | None = None
 
 
 @router.post(f"{TENANT}/projects", status_code=201, summary="Create a project", responses=problems(409))
@@ -51,5 +52,5 @@ async def update_project(
     after = project_out(
         await projects.update(session, tenant_id, project_id, status=body.status and Status(body.status))
     )
-    act.on(project_id, **changed(before, after))
+    act.on(project_id, **changed(before, after), **because(body.reason))
     return after

@@ -1,33 +1,30 @@
 """Operators: suspend and resume tenants and projects, close a tenant, and what its invoices say."""
 
 from fastapi import APIRouter
-from pydantic import Field
 
 from api.billing_profiles import BillingProfileIn, BillingProfileOut, CloseIn, shown
 from api.deps import CurrentAct, CurrentServices, ProjectId, ReadSession, Session, TenantId, changed
 from api.guard import GuardedRoute
 from api.permissions import TENANT
-from api.schemas import Input, problems
+from api.schemas import (
+    SOFTLY,
+    HardSuspendIn,
+    because,
+    problems,
+)
 from tenants import billing_profiles, closing, projects, tenants
 
 router = APIRouter(route_class=GuardedRoute, tags=["tenants"])
-
-
-class SuspendIn(Input):
-    """How to suspend."""
-
-    hard: bool = Field(False, description="Cut running answers too, within a second; they are charged until then.")
 
 
 PROJECT = f"{TENANT}/projects/{{project_id}}"
 
 
 @router.post(f"{TENANT}/suspend", status_code=204, summary="Suspend a tenant", responses=problems(409))
-async def suspend_tenant(tenant_id: TenantId, session: Session, act: CurrentAct, body: SuspendIn | None = None) -> None:
+async def suspend_tenant(tenant_id: TenantId, session: Session, act: CurrentAct, body: HardSuspendIn = SOFTLY) -> None:
     """Refuse all its calls, within a second and until resumed. Running answers end normally, unless `hard`."""
-    hard = body is not None and body.hard
-    await tenants.suspend(session, tenant_id, hard=hard)
-    act.on(tenant_id, hard=hard)
+    await tenants.suspend(session, tenant_id, hard=body.hard)
+    act.on(tenant_id, hard=body.hard, **because(body.reason))
 
 
 @router.post(f"{TENANT}/resume", status_code=204, summary="Resume a tenant", responses=problems(409))
@@ -64,12 +61,11 @@ async def put_billing_profile(
 
 @router.post(f"{PROJECT}/suspend", status_code=204, summary="Suspend a project")
 async def suspend_project(
-    tenant_id: TenantId, project_id: ProjectId, session: Session, act: CurrentAct, body: SuspendIn | None = None
+    tenant_id: TenantId, project_id: ProjectId, session: Session, act: CurrentAct, body: HardSuspendIn = SOFTLY
 ) -> None:
     """Refuse all calls of its keys, within a second and until resumed. Running answers end normally, unless `hard`."""
-    hard = body is not None and body.hard
-    await projects.suspend(session, tenant_id, project_id, hard=hard)
-    act.on(project_id, hard=hard)
+    await projects.suspend(session, tenant_id, project_id, hard=body.hard)
+    act.on(project_id, hard=body.hard, **because(body.reason))
 
 
 @router.post(f"{PROJECT}/resume", status_code=204, summary="Resume a project")

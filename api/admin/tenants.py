@@ -9,7 +9,18 @@ from pydantic import Field
 from api.deps import CurrentAct, CurrentPaging, ReadSession, Session, TenantId, changed
 from api.guard import GuardedRoute
 from api.permissions import ADMIN, TENANT
-from api.schemas import BillingModeName, CurrencyCode, Input, Name, Output, PositiveAmount, StatusName, problems
+from api.schemas import (
+    BillingModeName,
+    CurrencyCode,
+    Input,
+    Name,
+    Output,
+    PositiveAmount,
+    Reason,
+    StatusName,
+    because,
+    problems,
+)
 from billing import ledger
 from billing.types import BillingMode as LedgerMode
 from core.ids import IdKind, format_id
@@ -38,6 +49,7 @@ class TenantChange(Input):
 
     status: StatusName | None = None
     tz: Zone | None = None
+    reason: Reason | None = None
 
 
 class TenantOut(Output):
@@ -114,5 +126,5 @@ async def update_tenant(tenant_id: TenantId, body: TenantChange, session: Sessio
     """Suspend or resume a tenant, or change its time zone. Gateways follow within a second."""
     before = _out(await tenants.get(session, tenant_id))
     after = _out(await tenants.update(session, tenant_id, status=body.status, tz=body.tz))
-    act.on(tenant_id, **changed(before, after))
+    act.on(tenant_id, **changed(before, after), **because(body.reason))
     return after

@@ -9,21 +9,18 @@ from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.deps import (
-    Act,
-    CurrentAct,
     CurrentCaller,
     CurrentPaging,
     CurrentServices,
     KeyId,
     ProjectId,
     ReadSession,
-    Session,
     TenantId,
 )
 from api.guard import Caller, GuardedRoute
 from api.limits import (
     Amount,
-    CurrentWhy,
+    CurrentLimitWork,
     EffectiveList,
     LevelLimitIn,
     LimitChangeId,
@@ -36,32 +33,35 @@ from api.limits import (
     LimitRequestId,
     LimitRequestOut,
     LimitRequestPage,
-    MakeWhy,
     MetricName,
     ModelName,
-    Reason,
     RemovalReason,
     RevertIn,
-    change_out,
     change_page,
     effective_of,
     limit_list,
-    limit_out,
-    note,
+    put,
     request_out,
     request_page,
     slot_of,
+    take_away,
+    undo,
 )
 from api.permissions import MY_TENANT
-from api.schemas import Input, problems
+from api.schemas import (
+    Input,
+    Reason,
+    because,
+    problems,
+)
 from catalog import models
 from core.errors import ErrorKind, PlatformError
-from core.ids import IdKind, format_id, parse_id
+from core.ids import IdKind, parse_id
 from core.pagination import page_of
 from tenants import api_keys, limit_requests, limits, own_limits, projects
 from tenants.errors import not_found
 from tenants.roles import Permission
-from tenants.types import ApiKey, LimitAuthor, LimitLevel, LimitRule, LimitSlot
+from tenants.types import ApiKey, LimitAuthor, LimitLevel, LimitSlot
 
 router = APIRouter(route_class=GuardedRoute, tags=["your limits"])
 
@@ -82,13 +82,6 @@ class LimitRequestIn(Input):
     reason: Reason
 
 
-async def _set(session: AsyncSession, slot: LimitSlot, body: LimitIn, act: Act, why: MakeWhy) -> LimitOut:
-    amount = limits.parse_amount(body.metric, body.amount)
-    rule, before = await own_limits.set_limit(session, slot, amount, why(body.reason), replaces=body.replaces)
-    note(act, rule, before, rule.amount)
-    return limit_out(rule)
-
-
 async def _key(session: AsyncSession, tenant_id: UUID, project_id: UUID, key_id: UUID) -> ApiKey:
     """Return the key when it is of the project: the caller's rights are those of the project in the path."""
     key = await api_keys.get(session, tenant_id, key_id)
@@ -104,12 +97,10 @@ async def list_my_limits(tenant_id: TenantId, session: ReadSession) -> LimitList
 
 
 @router.put(LIMITS, summary="Set a limit of your own", responses=problems(400, 409))
-async def set_my_limit(
-    tenant_id: TenantId, body: LevelLimitIn, session: Session, act: CurrentAct, why: CurrentWhy
-) -> LimitOut:
+async def set_my_limit(tenant_id: TenantId, body: LevelLimitIn, work: CurrentLimitWork) -> LimitOut:
     """Set a stricter limit for the organisation, or with a level for each of its projects or keys."""
-    slot = replace(await slot_of(session, body, body.level), tenant_id=tenant_id)
-    return await _set(session, slot, body, act, why)
+    slot = replace(await slot_of(work.session, body, body.level), tenant_id=tenant_id)
+    return await put(work, own_limits, slot, body)
 
 
 @router.delete(f"{LIMITS}/{{limit_id}}", summary="Remove a limit of your own")
@@ -118,17 +109,9 @@ async def remove_my_limit(
     tenant_id: TenantId,
     limit_id: LimitId,
     reason: RemovalReason,
-    session: Session,
-    act: CurrentAct,
-    why: CurrentWhy,
+    work: CurrentLimitWork,
 ) -> LimitOut:
-    return await _remove(session, await limits.get(session, tenant_id, limit_id), reason, act, why)
-
-
-async def _remove(session: AsyncSession, rule: LimitRule, reason: str, act: Act, why: MakeWhy) -> LimitOut:
-    await own_limits.remove(session, rule, why(reason))
-    note(act, rule, rule.amount, None)
-    return limit_out(rule)
+    return await take_away(work, own_limits, await limits.get(work.session, tenant_id, limit_id), reason)
 
 
 @router.get(OF_PROJECT, summary="List a project's own limits")
@@ -138,11 +121,11 @@ async def list_my_project_limits(tenant_id: TenantId, project_id: ProjectId, ses
 
 @router.put(OF_PROJECT, summary="Set a limit of a project", responses=problems(400, 409))
 async def set_my_project_limit(
-    *, tenant_id: TenantId, project_id: ProjectId, body: LimitIn, session: Session, act: CurrentAct, why: CurrentWhy
+    *, tenant_id: TenantId, project_id: ProjectId, body: LimitIn, work: CurrentLimitWork
 ) -> LimitOut:
     """Set a stricter limit for the project than it has."""
-    slot = replace(await slot_of(session, body, LimitLevel.PROJECT), tenant_id=tenant_id, project_id=project_id)
-    return await _set(session, slot, body, act, why)
+    slot = replace(await slot_of(work.session, body, LimitLevel.PROJECT), tenant_id=tenant_id, project_id=project_id)
+    return await put(work, own_limits, slot, body)
 
 
 @router.delete(f"{OF_PROJECT}/{{limit_id}}", summary="Remove a limit of a project or of one of its keys")
@@ -152,16 +135,14 @@ async def remove_my_project_limit(
     project_id: ProjectId,
     limit_id: LimitId,
     reason: RemovalReason,
-    session: Session,
-    act: CurrentAct,
-    why: CurrentWhy,
+    work: CurrentLimitWork,
 ) -> LimitOut:
-    rule = await limits.get(session, tenant_id, limit_id)
+    rule = await limits.get(work.session, tenant_id, limit_id)
     if rule.slot.key_id is not None:
-        await _key(session, tenant_id, project_id, rule.slot.key_id)
+        await _key(work.session, tenant_id, project_id, rule.slot.key_id)
     elif rule.slot.project_id != project_id:
         raise not_found(IdKind.LIMIT)
-    return await _remove(session, rule, reason, act, why)
+    return await take_away(work, own_limits, rule, reason)
 
 
 @router.get(f"{OF_PROJECT}/effective", summary="Read what limits hold for a project")
@@ -188,14 +169,12 @@ async def set_my_key_limit(
     project_id: ProjectId,
     key_id: KeyId,
     body: LimitIn,
-    session: Session,
-    act: CurrentAct,
-    why: CurrentWhy,
+    work: CurrentLimitWork,
 ) -> LimitOut:
     """Set a stricter limit for the key than it has."""
-    key = await _key(session, tenant_id, project_id, key_id)
-    slot = replace(await slot_of(session, body, LimitLevel.KEY), tenant_id=tenant_id, key_id=key.id)
-    return await _set(session, slot, body, act, why)
+    key = await _key(work.session, tenant_id, project_id, key_id)
+    slot = replace(await slot_of(work.session, body, LimitLevel.KEY), tenant_id=tenant_id, key_id=key.id)
+    return await put(work, own_limits, slot, body)
 
 
 @router.get(f"{OF_KEY}/effective", summary="Read what limits hold for a key")
@@ -226,14 +205,9 @@ async def revert_my_limit_change(
     tenant_id: TenantId,
     limit_change_id: LimitChangeId,
     body: RevertIn,
-    session: Session,
-    act: CurrentAct,
-    why: CurrentWhy,
+    work: CurrentLimitWork,
 ) -> LimitChangeOut:
-    change = await limits.get_change(session, tenant_id, limit_change_id)
-    done = await own_limits.revert(session, change, why(body.reason), force=body.force)
-    act.on(done.id, reverts=format_id(IdKind.LIMIT_CHANGE, change.id))
-    return change_out(done)
+    return await undo(work, own_limits, await limits.get_change(work.session, tenant_id, limit_change_id), body)
 
 
 async def _asked(session: AsyncSession, tenant_id: UUID, body: LimitRequestIn, caller: Caller) -> LimitSlot:
@@ -264,15 +238,14 @@ async def ask_for_limit(
     *,
     tenant_id: TenantId,
     body: LimitRequestIn,
-    session: Session,
-    act: CurrentAct,
+    work: CurrentLimitWork,
     caller: CurrentCaller,
-    why: CurrentWhy,
 ) -> LimitRequestOut:
     """Ask; an operator answers with a note, which stands in the request."""
-    slot = await _asked(session, tenant_id, body, caller)
-    made = await limit_requests.ask(session, slot, limits.parse_amount(body.metric, body.amount), why(body.reason))
-    act.on(made.id, level=slot.level.value, metric=slot.metric.value, amount=body.amount)
+    slot = await _asked(work.session, tenant_id, body, caller)
+    amount = limits.parse_amount(body.metric, body.amount)
+    made = await limit_requests.ask(work.session, slot, amount, work.why(body.reason))
+    work.act.on(made.id, level=slot.level.value, metric=slot.metric.value, amount=body.amount, **because(body.reason))
     return request_out(made)
 
 

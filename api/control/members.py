@@ -10,7 +10,7 @@ from api.deps import CurrentCaller, CurrentPaging, MemberId, ReadSession, Sessio
 from api.guard import Caller, GuardedRoute
 from api.people_shapes import MemberOut, MemberPage, ProjectIdIn, StandingName, member_out, project_in, shown_id
 from api.permissions import ME, MY_MEMBER, MY_TENANT
-from api.schemas import Input, RoleName, problems
+from api.schemas import Input, Reason, RoleName, because, problems
 from api.visit import CurrentVisit
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id, parse_id
@@ -37,6 +37,7 @@ class MemberChange(Input):
 
     role: RoleName | None = None
     status: StandingName | None = None
+    reason: Reason | None = None
 
 
 class LeaveIn(Input):
@@ -112,7 +113,7 @@ async def update_member(
         role=body.role,
         status=body.status and Status(body.status),
     )
-    visit.act.on(member_id, before=_shown(before), after=_shown(after))
+    visit.act.on(member_id, before=_shown(before), after=_shown(after), **because(body.reason))
     return member_out(after, await people.get(session, after.person_id))
 
 

@@ -31,7 +31,11 @@ from api.keys import (
     RotateIn,
 )
 from api.permissions import MY_TENANT
-from api.schemas import problems
+from api.schemas import (
+    NO_REASON,
+    SuspendIn,
+    problems,
+)
 from core.errors import ErrorKind, PlatformError
 from tenants import api_keys, projects
 from tenants.key_types import KeyReach
@@ -152,10 +156,11 @@ async def suspend_my_api_key(
     tenant_id: TenantId,
     key_id: KeyId,
     work: CurrentWork,
+    body: SuspendIn = NO_REASON,
 ) -> ApiKeyOut:
     """Refuse the key within a second, until it is resumed. Repeating is harmless."""
     hand, key = await _taken(work.session, work.caller, tenant_id, key_id, Permission.KEY_WRITE)
-    return await keys.set_status(work, hand, key, Status.SUSPENDED)
+    return await keys.set_status(work, hand, key, Status.SUSPENDED, body.reason)
 
 
 @router.post(f"{KEY}/resume", summary="Resume an API key", responses=problems(409))

@@ -6,7 +6,14 @@ from api.deps import CurrentAct, CurrentCaller, CurrentPaging, ProjectId, ReadSe
 from api.guard import GuardedRoute
 from api.permissions import MY_TENANT
 from api.project_shapes import ProjectIn, ProjectOut, ProjectPage, project_out, project_page
-from api.schemas import Input, Name, problems
+from api.schemas import (
+    NO_REASON,
+    Input,
+    Name,
+    SuspendIn,
+    because,
+    problems,
+)
 from core.pagination import page_of
 from tenants import projects
 from tenants.roles import Permission
@@ -59,10 +66,12 @@ async def update_my_project(
 
 
 @router.post(f"{PROJECT}/suspend", status_code=204, summary="Suspend a project")
-async def suspend_my_project(tenant_id: TenantId, project_id: ProjectId, session: Session, act: CurrentAct) -> None:
+async def suspend_my_project(
+    tenant_id: TenantId, project_id: ProjectId, session: Session, act: CurrentAct, body: SuspendIn = NO_REASON
+) -> None:
     """Refuse all calls of its keys, within a second and until resumed. Running answers end normally."""
     await projects.suspend(session, tenant_id, project_id)
-    act.on(project_id)
+    act.on(project_id, **because(body.reason))
 
 
 @router.post(f"{PROJECT}/resume", status_code=204, summary="Resume a project")

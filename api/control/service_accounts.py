@@ -6,7 +6,7 @@ from api.deps import CurrentCaller, CurrentPaging, ProjectId, ReadSession, Servi
 from api.guard import GuardedRoute
 from api.people_shapes import ServiceAccountOut, ServiceAccountPage, StandingName, account_out
 from api.permissions import MY_ACCOUNT, MY_TENANT
-from api.schemas import Input, Name, RoleName, problems
+from api.schemas import Input, Name, Reason, RoleName, because, problems
 from api.visit import CurrentVisit
 from core.ids import IdKind, format_id
 from core.pagination import page_of
@@ -30,6 +30,7 @@ class ServiceAccountChange(Input):
     name: Name | None = None
     role: RoleName | None = None
     status: StandingName | None = None
+    reason: Reason | None = None
 
 
 def _shown(account: ServiceAccount) -> dict[str, str]:
@@ -89,7 +90,7 @@ async def update_service_account(
         role=body.role,
         status=body.status and PersonStatus(body.status),
     )
-    visit.act.on(service_account_id, before=_shown(before), after=_shown(after))
+    visit.act.on(service_account_id, before=_shown(before), after=_shown(after), **because(body.reason))
     return account_out(after)
 
 

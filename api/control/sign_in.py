@@ -135,7 +135,7 @@ async def sign_out(session: Session, visit: CurrentVisit) -> None:
     """End this session."""
     await sessions.end_own(session, visit.caller.person_id, visit.caller.own.id, visit.now)
     visit.forget()
-    visit.act.on(visit.caller.person_id)
+    visit.act.on(visit.caller.own.id)
 
 
 @router.post(f"{AUTH}/sign-out-everywhere", status_code=204, summary="Sign out everywhere")

@@ -119,7 +119,12 @@ async def test_every_change_leaves_one_audit_record(admin: Client) -> None:
     assert all(record["actor_id"].startswith("opr_") for record in records)
     assert {record["tenant_id"] for record in records} == {tenant_id}
     assert records[1]["request_id"] == revoked.headers["x-request-id"]
-    assert records[1]["target_id"] == made["api_key"]["id"].removeprefix("key_")
+    project_id = made["api_key"]["project_id"]
+    targets = [project_id, made["api_key"]["id"], made["api_key"]["id"], project_id, tenant_id]
+    assert [record["target_id"] for record in records] == targets
+    assert all(record["id"].startswith("aud_") for record in records)
+    older = await admin.get(f"{ADMIN}/audit", params={"after": records[1]["id"], "tenant_id": tenant_id})
+    assert older.json()["items"] == records[2:]
 
 
 async def test_a_refused_change_leaves_none(admin: Client) -> None:

@@ -249,11 +249,16 @@ async def test_a_trial_shows_what_it_would_have_refused_and_becomes_hard_in_one_
     assert await shown(world.project) == [("tenant", "hard", 2)]
     hard = await world.put(world.key, metric="concurrency", amount=4, mode="hard", replaces="dark", reason="7 is few")
     assert [rule["id"] for rule in await world.items(f"{world.key}/limits")] == [hard["id"]]
-    changes = await world.items(f"{world.tenant}/limit-changes")
-    assert [(c["mode"], c["before"], c["after"], c["reason"]) for c in changes[:2]] == [
-        ("hard", None, 4, "7 is few"),
-        ("dark", 3, None, "7 is few"),
+    newest, _, _, *rest = await world.items(f"{world.tenant}/limit-changes")
+    assert (newest["mode"], newest["before"], newest["after"], newest["reason"]) == ("hard", None, 4, "7 is few")
+    assert newest["beside"] == {"mode": "dark", "before": 3, "after": None}
+    assert rest == []  # the two before are the trial's and the tenant's own
+    trail = (await world.admin.get(f"{ADMIN}/audit", params={"action": "limit."})).json()["items"]
+    assert [(record["details"]["reason"], record["details"]["after"]) for record in trail[:2]] == [
+        ("7 is few", 4),
+        ("because", 9),
     ]
+    assert trail[0]["target_id"] == hard["id"]
     for replaces in ("dark", "hard"):
         refused = await world.admin.call(
             "PUT",
@@ -261,3 +266,19 @@ async def test_a_trial_shows_what_it_would_have_refused_and_becomes_hard_in_one_
             json={"metric": "concurrency", "amount": 5, "replaces": replaces, "reason": "x"},
         )
         assert (refused.status_code, refused.json()["param"]) == (400, "replaces")
+
+
+async def test_the_trail_says_why_a_limit_was_removed_and_put_back(world: World) -> None:
+    made = await world.put(world.key, metric="concurrency", amount=3)
+    await world.admin.call("DELETE", f"{world.tenant}/limits/{made['id']}", params={"reason": "wrong key"})
+    change = (await world.items(f"{world.tenant}/limit-changes"))[0]
+    undone = await world.admin.post(
+        f"{world.tenant}/limit-changes/{change['id']}/revert", {"reason": "it was the right key"}
+    )
+    assert undone.status_code == 200, undone.text
+    trail = (await world.admin.get(f"{ADMIN}/audit", params={"action": "limit."})).json()["items"]
+    assert [(record["action"], record["target_id"], record["details"]["reason"]) for record in trail] == [
+        ("limit.revert", undone.json()["id"], "it was the right key"),
+        ("limit.remove", made["id"], "wrong key"),
+        ("limit.set", made["id"], "because"),
+    ]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from api.app import ROUTERS, create_app
+from api.audit_trail import kind_of_target
 from api.deps import get_session
 from api.guard import GuardedRoute
 from api.permissions import RULES, CallerKind, Rule, rule_of
@@ -237,3 +239,12 @@ async def test_a_disabled_operator_is_locked_out(admin: Client, anonymous: Clien
         await operators.disable(session, made.id, clock=SystemClock())
     assert (await anonymous.acting_as(token).get("/api/v1/admin/tenants")).status_code == 401
     assert (await admin.get("/api/v1/admin/tenants")).status_code == 200
+
+
+def test_every_action_in_the_trail_is_about_something_with_a_typed_id() -> None:
+    """Name in `api/audit_trail.py` what a new action is about, where its first word is no kind of id."""
+    actions = {rule.action for rule in RULES.values() if rule.action}
+    assert [action for action in sorted(actions) if kind_of_target(action, UUID(int=1)) is None] == []
+    told = {"api_key.revoke": "key", "limit.revert": "lch", "model_alias.set": "mver", "session.end": "ses"}
+    assert {action: kind_of_target(action, None) for action in told} == told
+    assert (kind_of_target("limit.preview", UUID(int=1)), kind_of_target("limit.preview", None)) == ("ten", "pln")

@@ -160,3 +160,43 @@ async def test_people_of_a_closed_tenant_are_forgotten_when_due(sessions: db.Ses
         assert {row[0]: row[1] for row in members.all()} == {other.tenant.id: 1}
         name = await session.scalar(text("SELECT name FROM tenant WHERE id = :id"), {"id": made.tenant.id})
     assert name == f"erased {made.tenant.id}"
+
+
+async def test_a_reason_for_suspending_stands_in_the_trail(
+    admin: Client, anonymous: Client, sessions: db.Sessions
+) -> None:
+    """By every route that suspends; without one there is none."""
+    made = await customer(sessions)
+    owner = await member(sessions, made.tenant.id, Role.OWNER)
+    somebody = await member(sessions, made.tenant.id, Role.VIEWER)
+    mine = anonymous.visited_by(owner)
+    project, key = f"projects/prj_{made.project.id.hex}", f"keys/key_{made.key.id.hex}"
+    person = f"/api/v1/admin/people/per_{somebody.person.id.hex}"
+    for client, path in (
+        *(
+            (client, f"{of}/{thing}")
+            for client, of in ((admin, _admin(made)), (mine, _mine(made)))
+            for thing in (project, key)
+        ),
+        (admin, person),
+        (admin, _admin(made)),
+    ):
+        suspended = await client.post(f"{path}/suspend", {"reason": "unpaid"})
+        assert suspended.status_code in {200, 204}, suspended.text
+        assert (await client.post(f"{path}/resume")).status_code in {200, 204}
+        assert (await client.post(f"{path}/suspend")).status_code in {200, 204}
+        assert (await client.post(f"{path}/resume")).status_code in {200, 204}
+        too_long = await client.post(f"{path}/suspend", {"reason": "x" * 501})
+        assert too_long.status_code == 422
+        trail = (await admin.get("/api/v1/admin/audit", params={"limit": 4})).json()["items"]
+        assert [record["details"].get("reason") for record in trail] == [None, None, None, "unpaid"]
+    for path in (_admin(made), f"{_admin(made)}/{project}"):
+        await admin.patch(path, {"status": "suspended", "reason": "unpaid"})
+        (newest,) = (await admin.get("/api/v1/admin/audit", params={"limit": 1})).json()["items"]
+        assert (newest["details"]["status"]["to"], newest["details"]["reason"]) == ("suspended", "unpaid")
+        await admin.patch(path, {"status": "active"})
+    members = (await mine.get(f"{_mine(made)}/members")).json()["items"]
+    (membership,) = [one["id"] for one in members if one["role"] == "viewer"]
+    await mine.patch(f"{_mine(made)}/members/{membership}", {"status": "suspended", "reason": "on leave"})
+    (newest,) = (await admin.get("/api/v1/admin/audit", params={"limit": 1})).json()["items"]
+    assert (newest["action"], newest["details"]["reason"]) == ("member.update", "on leave")

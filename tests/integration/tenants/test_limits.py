@@ -1,5 +1,6 @@
 """Limits and plans on a real database: rules, their history, and undoing a change."""
 
+from dataclasses import replace
 from uuid import UUID
 
 import psycopg
@@ -14,7 +15,7 @@ from core.errors import PlatformError
 from core.ids import new_uuid
 from core.settings import Database
 from tenants import limits, plans, principals
-from tenants.limits import RULES_MAX, LimitChange
+from tenants.limits import RULES_MAX, Beside, LimitChange
 from tenants.types import DEFAULT_PLAN_ID, Limit, LimitLevel, LimitMetric, LimitMode, LimitSlot, Principal
 from tests.conftest import PostgresService
 from tests.factories.limits import limited, of_key, of_tenant, why
@@ -283,3 +284,68 @@ def test_limits_that_were_columns_become_rules(postgres: PostgresService, databa
         ("tenant", "concurrency", 16, "hard", ""),
     ]
     assert plan == [(DEFAULT_PLAN_ID,)]
+
+
+async def _amounts(sessions: db.Sessions, who: Customer) -> dict[LimitMode, int]:
+    async with db.transaction(sessions) as session:
+        return {rule.slot.mode: rule.amount for rule in await limits.list_at(session, tenant_id=who.tenant.id)}
+
+
+async def _newest(sessions: db.Sessions, who: Customer) -> LimitChange:
+    return (await history(sessions, who))[0]
+
+
+async def test_a_limit_in_the_place_of_a_trial_is_one_change_and_undone_as_one(sessions: db.Sessions) -> None:
+    who = await customer(sessions)
+    hard, dark = of_tenant(who), replace(of_tenant(who), mode=LimitMode.DARK)
+    await limited(sessions, dark, 7)
+    async with db.transaction(sessions) as session:
+        await limits.set_limit(session, hard, 4, why(), replaces=LimitMode.DARK)
+    made = await _newest(sessions, who)
+    assert (made.slot.mode, made.before, made.after) == (LimitMode.HARD, None, 4)
+    assert made.beside == Beside(LimitMode.DARK, 7, None)
+    assert await _amounts(sessions, who) == {LimitMode.HARD: 4}
+    async with db.transaction(sessions) as session:
+        undone = await limits.revert(session, made, why(), force=False)
+    assert await _amounts(sessions, who) == {LimitMode.DARK: 7}
+    assert (undone.before, undone.after, undone.beside) == (4, None, Beside(LimitMode.DARK, None, 7))
+    async with db.transaction(sessions) as session:
+        await limits.revert(session, undone, why(), force=False)
+    assert await _amounts(sessions, who) == {LimitMode.HARD: 4}
+    assert len(await history(sessions, who)) == 4  # the trial, the limit, undone, done again
+    async with db.transaction(sessions) as session:
+        with pytest.raises(PlatformError, match="as it was before"):
+            await limits.revert(session, undone, why(), force=False)
+
+
+async def test_what_changed_since_is_put_back_only_by_force_and_told_as_it_was(sessions: db.Sessions) -> None:
+    who = await customer(sessions)
+    hard, dark = of_tenant(who), replace(of_tenant(who), mode=LimitMode.DARK)
+    await limited(sessions, dark, 7)
+    async with db.transaction(sessions) as session:
+        rule, _ = await limits.set_limit(session, hard, 4, why(), replaces=LimitMode.DARK)
+        await limits.remove(session, rule, why())
+    made = (await history(sessions, who))[1]
+    async with db.transaction(sessions) as session:
+        with pytest.raises(PlatformError, match="changed again since"):
+            await limits.revert(session, made, why(), force=False)
+    async with db.transaction(sessions) as session:
+        undone = await limits.revert(session, made, why(), force=True)
+    assert await _amounts(sessions, who) == {LimitMode.DARK: 7}
+    assert (undone.slot.mode, undone.before, undone.after, undone.beside) == (LimitMode.DARK, None, 7, None)
+
+
+async def test_the_same_amount_in_the_place_of_a_trial_keeps_the_rule(sessions: db.Sessions) -> None:
+    who = await customer(sessions)
+    hard, dark = of_tenant(who), replace(of_tenant(who), mode=LimitMode.DARK)
+    kept = await limited(sessions, hard, 4)
+    await limited(sessions, dark, 7)
+    async with db.transaction(sessions) as session:
+        rule, before = await limits.set_limit(session, hard, 4, why(), replaces=LimitMode.DARK)
+    assert (rule.id, before) == (kept.id, 4)
+    newest = await _newest(sessions, who)
+    assert (newest.before, newest.after, newest.beside) == (4, 4, Beside(LimitMode.DARK, 7, None))
+    async with db.transaction(sessions) as session:
+        undone = await limits.revert(session, newest, why(), force=False)
+    assert (undone.slot.mode, undone.before, undone.after) == (LimitMode.DARK, None, 7)
+    assert await _amounts(sessions, who) == {LimitMode.HARD: 4, LimitMode.DARK: 7}
