@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0019_limit_beside"
-down_revision = "0018_idempotency"
+revision = "0020_limit_beside"
+down_revision = "0019_sealed_records"
 branch_labels = None
 depends_on = None
 
