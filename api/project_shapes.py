@@ -2,6 +2,8 @@
 
 from datetime import datetime
 
+from pydantic import Field
+
 from api.schemas import Input, Name, Output, StatusName
 from core.ids import IdKind, format_id
 from core.pagination import Page
@@ -22,6 +24,9 @@ class ProjectOut(Output):
     name: str
     status: StatusName
     created_at: datetime
+    keep_answers: bool = Field(
+        description="Whether answers to calls with an Idempotency-Key are kept, sealed, for 24 hours, for repeats."
+    )
 
 
 class ProjectPage(Output):
@@ -38,6 +43,7 @@ def project_out(project: Project) -> ProjectOut:
         name=project.name,
         status=project.status,
         created_at=project.created_at,
+        keep_answers=project.keep_answers,
     )
 
 

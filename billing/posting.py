@@ -11,7 +11,7 @@ from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import assess, ledger, lots, posting_queries, price_book, queries
+from billing import assess, idempotency, ledger, lots, posting_queries, price_book, queries
 from billing.ledger import Charge
 from billing.metrics import PosterMetrics
 from billing.price_table import VersionPrices
@@ -102,6 +102,7 @@ class Posting:
                 )
                 for event in events
             ]
+            events = await idempotency.bill_once(session, events, objections)
             names: dict[tuple[UUID, int], str] = {}  # a transaction per tenant and month of admission
             lines = "".join(
                 assess.copy_line(

@@ -8,12 +8,12 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import price_book, pricing, queries
+from billing import idempotency_queries, price_book, pricing, queries
 from billing.price_table import price_text
 from billing.spool_format import decode
 from billing.types import Meter, Outcome, PriceSchedule, PriceStep, UsageEvent
 from core import keyspace
-from core.ids import uuid7_time
+from core.ids import IdKind, format_id, uuid7_time
 from core.money import Currency, format_pico
 from core.resp import RespClient
 from core.tiers import Tier
@@ -101,7 +101,8 @@ async def receipt(session: AsyncSession, tenant_id: UUID, generation_id: UUID) -
         return None
     row = await queries.event(session, tenant_id, generation_id, uuid7_time(generation_id))
     if row is not None:
-        return await _posted(session, row)
+        found = await _posted(session, row)
+        return found if found.outcome is not Outcome.REPEAT else await _explained(session, tenant_id, found)
     held = await queries.quarantined(session, tenant_id, generation_id)
     return _quarantined(held) if held is not None else None
 
@@ -141,6 +142,13 @@ async def _posted(session: AsyncSession, row: Row[Any]) -> Receipt:
         row.tx_id,
         above,
     )
+
+
+async def _explained(session: AsyncSession, tenant_id: UUID, repeat: Receipt) -> Receipt:
+    billed = await idempotency_queries.repeat_of(session, tenant_id, repeat.id)
+    name = "another one" if billed is None else format_id(IdKind.GENERATION, billed)
+    note = f"This came with the same Idempotency-Key as {name}, which is billed; this one is not."
+    return msgspec.structs.replace(repeat, note=note)
 
 
 def _quarantined(row: Row[Any]) -> Receipt:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import budgets, credit_figures, lots, posting, queries, seals, verify
+from billing import budgets, credit_figures, idempotency, lots, posting, queries, seals, verify
 from core import outbox
 from core.db import transaction
 from core.logging import get_logger
@@ -98,6 +98,7 @@ TASKS: tuple[Task, ...] = (
     Periodic("billing.seal_ledger", seal_ledger, every_s=300),
     Periodic("billing.ensure_partitions", ensure_partitions, every_s=3600),
     Periodic("billing.note_key_use", note_key_use, every_s=300),
+    Periodic("billing.forget_repeats", idempotency.forget, every_s=3600),
     Periodic("billing.expire_credit", expire_credit, every_s=60, timeout_s=50),
     Periodic("billing.clamp_budgets", clamp_budgets, every_s=60, timeout_s=50),
     Job(REFRESH_CREDIT, _refresh_credit, timeout_s=10),

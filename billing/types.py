@@ -80,6 +80,7 @@ class Outcome(StrEnum):
     UPSTREAM_ERROR = "upstream_error"  # not billed; before or in the middle of the answer
     TIMEOUT = "timeout"  # not billed
     PREEMPTED = "preempted"  # not billed
+    REPEAT = "repeat"  # not billed: another generation with the same idempotency key is; only the poster says so
 
 
 class CountSource(StrEnum):
@@ -121,6 +122,7 @@ class UsageEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     upstream_id: str = ""
     quarantine: str = ""  # why it must not be billed automatically, e.g. a negative part in the engine's usage
     raw_usage: str = ""  # the engine's own usage object, when it went to quarantine
+    idempotency: bytes = b""  # digest of the idempotency key and whose it is, 16 bytes; empty without one
 
 
 class Meter(StrEnum):

@@ -30,6 +30,10 @@ key                         type     content and writer
 ``{tg}:settle``             string   admission is fenced until then, server µs; ``{tg}:awaited``: for whom (scheduler)
 ``{tg}:swept``              string   how far the removal of counters that say nothing any more has come (scheduler)
 ``{tg}:offset_us``          string   added to the server's time by the scheduler's scripts; only tests set it
+``{tg}:once:<digest>``      string   who holds an idempotency key: state (r running, d done), request id, fingerprint
+                                     of the body, since when (ms), replica (gateways)
+``{tg}:kept:<digest>``      string   the answer of a project that keeps them, sealed (gateways)
+``{tg}:onces:…``            string   keys of a project that are done on a day; ``{tg}:keeps:…``: bytes kept, also of all
 ``{tg}:state``              hash     deployment → JSON of `knative.types.DeploymentState` (controller)
 ``{tg}:wake:<deployment>``  string   somebody waits for this deployment (gateways; SET NX PX)
 ==========================  =======  =========================================================================
@@ -73,6 +77,22 @@ def owed(replica: str) -> str:
 
 def grants(replica: str) -> str:
     return f"{{tg}}:grants:{replica}"
+
+
+def once(digest: bytes) -> str:
+    return f"{{tg}}:once:{digest.hex()}"
+
+
+def kept(digest: bytes) -> str:
+    return f"{{tg}}:kept:{digest.hex()}"
+
+
+def onces(project_id: UUID, day: str) -> str:
+    return f"{{tg}}:onces:{project_id.hex}:{day}"
+
+
+def keeps(day: str, project_id: UUID | None = None) -> str:
+    return f"{{tg}}:keeps:{project_id.hex if project_id else 'all'}:{day}"
 
 
 def wake(deployment_id: UUID) -> str:

@@ -119,6 +119,7 @@ def _principal(row: Any, book: LimitBook) -> Principal:
         price_book_id=row.price_book_id,
         cache_salt=credentials.cache_salt(row.cache_seed, row.tenant_id.bytes),
         refusal=_refusal(row),
+        keep_answers=row.keep_answers,
     )
 
 

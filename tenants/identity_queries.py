@@ -164,6 +164,7 @@ async def bearer_rows(session: AsyncSession, person_ids: Sequence[UUID]) -> Sequ
             MemberRow.status.label("member_status"),
             ProjectRow.id.label("project_id"),
             ProjectRow.status.label("project_status"),
+            ProjectRow.keep_answers,
             TenantRow.id.label("tenant_id"),
             TenantRow.status.label("tenant_status"),
             TenantRow.currency,

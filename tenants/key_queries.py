@@ -132,6 +132,7 @@ def _principals(*where: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
             _IS_FORGOTTEN.label("forgotten"),
             _OWNER_ROLES.label("owner_roles"),
             ProjectRow.status.label("project_status"),
+            ProjectRow.keep_answers,
             TenantRow.status.label("tenant_status"),
             TenantRow.currency,
             TenantRow.tz,

@@ -90,6 +90,7 @@ def _principal(row: PrincipalRow, book: LimitBook, shared: Shared) -> Principal:
         price_book_id=one(row.price_book_id),
         cache_salt=shared.salt(row),
         refusal=_refusal(row),
+        keep_answers=row.keep_answers,
     )
 
 

@@ -20,6 +20,7 @@ def _project(row: ProjectRow) -> Project:
         name=row.name,
         status=Status(row.status),
         created_at=row.created_at,
+        keep_answers=row.keep_answers,
     )
 
 
@@ -65,7 +66,13 @@ async def list_projects(
 
 
 async def update(
-    session: AsyncSession, tenant_id: UUID, project_id: UUID, *, name: str | None = None, status: Status | None = None
+    session: AsyncSession,
+    tenant_id: UUID,
+    project_id: UUID,
+    *,
+    name: str | None = None,
+    status: Status | None = None,
+    keep_answers: bool | None = None,
 ) -> Project:
     """Change what is not None; gateways see it within a second of the commit.
 
@@ -78,6 +85,8 @@ async def update(
         await queries.flush_name(session, "project of this tenant")
     if status is not None:
         row.status = status
+    if keep_answers is not None:
+        row.keep_answers = keep_answers
     if session.is_modified(row):
         await session.flush()
         await record_config_change(session, "project", project_id)

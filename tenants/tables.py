@@ -49,6 +49,7 @@ class ProjectRow(Base):
     tenant_id: Mapped[UUID] = mapped_column(ForeignKey("tenant.id"))
     name: Mapped[str] = mapped_column(Text)
     status: Mapped[str] = mapped_column(Text, server_default="active")
+    keep_answers: Mapped[bool] = mapped_column(server_default="false")
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
 
 

@@ -181,6 +181,7 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     price_book_id: UUID | None = None  # of the plan, when it has prices of its own
     cache_salt: str = ""  # per tenant, from a secret: keeps prefix caches of tenants apart
     refusal: str = ""
+    keep_answers: bool = False  # of the project: answers to requests with an idempotency key, for repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +200,14 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A part of a tenant that keys belong to."""
+    """A part of a tenant that keys belong to. `keep_answers`: for repeats with the same idempotency key."""
 
     id: UUID
     tenant_id: UUID
     name: str
     status: Status
     created_at: datetime
+    keep_answers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

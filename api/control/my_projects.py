@@ -1,6 +1,7 @@
 """Members: the projects of their organisation."""
 
 from fastapi import APIRouter
+from pydantic import Field
 
 from api.deps import CurrentAct, CurrentCaller, CurrentPaging, ProjectId, ReadSession, Session, TenantId, changed
 from api.guard import GuardedRoute
@@ -23,10 +24,17 @@ router = APIRouter(route_class=GuardedRoute, tags=["your organisation"])
 PROJECT = f"{MY_TENANT}/projects/{{project_id}}"
 
 
-class ProjectRename(Input):
-    """The new name."""
+class ProjectSettings(Input):
+    """What is left out stays."""
 
-    name: Name
+    name: Name | None = None
+    keep_answers: bool | None = Field(
+        None,
+        description=(
+            "Keep answers to calls with an Idempotency-Key, sealed, for 24 hours: a repeat gets the answer again. "
+            "Without it a repeat is told where its receipt is. Answers kept before are shown no more once it is off."
+        ),
+    )
 
 
 @router.get(f"{MY_TENANT}/projects", summary="List the projects that you see")
@@ -55,12 +63,14 @@ async def get_my_project(tenant_id: TenantId, project_id: ProjectId, session: Re
     return project_out(await projects.get(session, tenant_id, project_id))
 
 
-@router.patch(PROJECT, summary="Rename a project", responses=problems(409))
+@router.patch(PROJECT, summary="Change a project", responses=problems(409))
 async def update_my_project(
-    tenant_id: TenantId, project_id: ProjectId, body: ProjectRename, session: Session, act: CurrentAct
+    tenant_id: TenantId, project_id: ProjectId, body: ProjectSettings, session: Session, act: CurrentAct
 ) -> ProjectOut:
     before = project_out(await projects.get(session, tenant_id, project_id))
-    after = project_out(await projects.update(session, tenant_id, project_id, name=body.name))
+    after = project_out(
+        await projects.update(session, tenant_id, project_id, name=body.name, keep_answers=body.keep_answers)
+    )
     act.on(project_id, **changed(before, after))
     return after
 

@@ -16,6 +16,7 @@ import uvloop
 from api.inference import sweeper
 from api.inference.access_log import AccessLog
 from api.inference.bearers import Bearers
+from api.inference.claims import Claims
 from api.inference.cold import ColdApp
 from api.inference.control_proxy import ControlProxy
 from api.inference.directory import Directory
@@ -38,6 +39,7 @@ from core.clock import SystemClock
 from core.ids import new_uuid
 from core.reader import Reader
 from core.resp import RespClient
+from core.sealing import sealing_key
 from core.settings import Settings
 from engine.client import UpstreamPool
 from engine.tls_client import TlsClient, UpstreamClient
@@ -104,8 +106,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
     """Build the parts. Neither Postgres nor Valkey need be there; what misses is told by `/ready`."""
     loop = asyncio.get_running_loop()
     clock = SystemClock()
-    metrics, directory = Metrics(), Directory()
-    replica = replica_name(settings)
+    metrics, directory, replica = Metrics(), Directory(), replica_name(settings)
     engine = db.create_engine(settings.database)
     sessions = db.create_sessions(engine)
     returning = (settings.spool_dir / replica / IDENTITY_NAME).exists()
@@ -144,6 +145,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         upstream=UpstreamClient(pool, tls),
         metrics=metrics,
         log=AccessLog(_write_out, metrics.add),
+        claims=Claims(valkey, replica, sealing_key(settings.secrets.sealing)),
         bearers=bearers,
         new_keys=new_keys,
         previous_peppers=peppers.previous,

@@ -61,6 +61,8 @@ def recall(gateway: Gateway, data: bytes, peer: str) -> tuple[Request, bool] | N
 
 def learn(gateway: Gateway, data: bytes, request: Request, *, keep_alive: bool) -> None:
     """Remember the head of a request that was let in and came as `data`, in one piece."""
+    if wire.IDEMPOTENCY_KEY in request.head.noted:
+        return  # no other head is like it
     shape, _, begin = wire.shape(data)
     if begin and not request.head.expects:
         remember(gateway.heads, shape, (request.head, request.endpoint, keep_alive))

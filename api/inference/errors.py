@@ -11,6 +11,7 @@ from core.errors import ErrorKind, PlatformError
 # Codes that speak of HTTP itself and have a status of their own.
 STATUS_OF_CODE = MappingProxyType(
     {
+        "IDEMPOTENCY_REPLAYED": 200,
         "METHOD_NOT_ALLOWED": 405,
         "REQUEST_TIMEOUT": 408,
         "UNSUPPORTED_MEDIA_TYPE": 415,

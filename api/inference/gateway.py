@@ -10,6 +10,7 @@ from uuid import UUID
 
 from api.inference.access_log import AccessLog
 from api.inference.bearers import Bearers
+from api.inference.claims import Claims
 from api.inference.directory import Directory
 from api.inference.limits import SeenLimits
 from api.inference.metrics import Metrics
@@ -101,6 +102,7 @@ class Gateway:
     metrics: Metrics
     log: AccessLog
     cold_app: Any = None  # ASGI
+    claims: Claims | None = None  # idempotency keys; None: a request with one is refused
     bearers: Bearers | None = None  # OIDC tokens; None: none is taken
     new_keys: NewKeys | None = None  # looks for keys that the follower has not brought yet; None: nobody looks
     inspectors: Mapping[UUID, Inspector] = field(default_factory=dict)  # by project; none is the usual case

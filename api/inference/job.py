@@ -3,6 +3,7 @@
 from typing import Any, Protocol
 from uuid import UUID
 
+from api.inference.claims import Claim
 from api.inference.directory import Offer
 from api.inference.relay import Relay
 from api.inference.request import Call
@@ -56,6 +57,7 @@ class Job:
     __slots__ = (
         "admitted_at_us",
         "call",
+        "claim",
         "grant",
         "id",
         "limits",
@@ -77,6 +79,7 @@ class Job:
         self.started = started
         self.patience_until = started
         self.admitted_at_us = 0
+        self.claim: Claim | None = None  # on its idempotency key, when it has one
         self.grant: Any = None  # what admission gave, until it is given back
         self.limits: bytes = b""  # header lines of the caller's limits
         self.relay: Relay | None = None

@@ -68,6 +68,8 @@ class Metrics:
             "rehashed_total": 0,
             "rehash_dropped_total": 0,
             "internal_errors_total": 0,
+            "idempotency_replayed_total": 0,
+            "idempotency_refused_total": 0,
             "refusals_crowded_total": 0,
             "refusals_dropped_total": 0,
             "refusal_write_failures_total": 0,

@@ -8,12 +8,15 @@ import asyncio
 from api.inference import errors, settle
 from api.inference.access import authenticate, resolve
 from api.inference.admit import admit
+from api.inference.claim import claim
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Job, Request
 from api.inference.request import parse
 from api.inference.route import route, wake
 from api.inference.stream import stream
+from api.inference.wire import IDEMPOTENCY_KEY
 from core.errors import PlatformError
+from engine.client import Target
 
 
 async def serve(gateway: Gateway, request: Request, client: Client) -> None:
@@ -35,6 +38,9 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
         # 3. inspect: the project's policy on the prompt; most projects have none.
         if gateway.inspectors and (inspect := gateway.inspectors.get(principal.project_id)) is not None:
             await inspect(principal, call)
+        # claim: of requests with one idempotency key, one runs, and is billed.
+        if (key := request.head.noted.get(IDEMPOTENCY_KEY)) is not None:
+            client = await claim(gateway, job, request, client, key)
         # 4. admit: every limit and the money hold, all or nothing; may wait in the queue.
         job.grant = await admit(gateway, job, request)
         # 5. route: a replica that answers, waking one if all sleep.
@@ -44,9 +50,7 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
         # 6. stream: from the engine to the client by direct calls; on another replica when no byte came.
         await stream(gateway, job, target, client)
         if job.relay is not None and job.relay.retryable:
-            other = route(gateway, job, besides=target) or await wake(gateway, job)
-            if other is not target and gateway.retries.spend():
-                await stream(gateway, job, other, client)
+            await _once_more(gateway, job, target, client)
     except PlatformError as refusal:
         error = refusal
     except asyncio.CancelledError:
@@ -64,3 +68,10 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
     finally:
         if job.grant is not None:
             gateway.admission.release(job.grant, None)
+
+
+async def _once_more(gateway: Gateway, job: Job, failed: Target, client: Client) -> None:
+    """Ask another replica, when there is one and not too many others failed as well."""
+    other = route(gateway, job, besides=failed) or await wake(gateway, job)
+    if other is not failed and gateway.retries.spend():
+        await stream(gateway, job, other, client)

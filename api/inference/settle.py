@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from api.inference import errors, estimate, stream
+from api.inference import claim, errors, estimate, stream
 from api.inference.count import count_prompt
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Job, Request
@@ -51,6 +51,10 @@ async def settle(gateway: Gateway, job: Job, request: Request, client: Client, e
             error = errors.upstream_error()  # it said 200, and what came is no answer
     status = 200 if error is None else CLIENT_LEFT_STATUS if error is CLIENT_LEFT else errors.status_of(error)
     durable = record(gateway, job, bill, status) if bill is not None else None
+    if job.claim is not None:  # before the release, so that no repeat takes it for lost
+        claim.finish(
+            gateway, job.claim, ended=error is None, billed=bill is not None and bool(bill.pico or bill.quarantine)
+        )
     grant, job.grant = job.grant, None
     if grant is not None:
         charge_nano = nano_up(bill.pico) if bill is not None else None
@@ -173,6 +177,7 @@ def record(gateway: Gateway, job: Job, bill: Bill, status: int) -> Any:
         bill.upstream_id,
         bill.quarantine,
         bill.raw_usage,
+        job.claim.digest if job.claim is not None else b"",
     )
     durable = gateway.loop.create_future()
     gateway.spool.append(event, durable.set_result)
@@ -194,6 +199,8 @@ def answer(  # noqa: PLR0917 - a leaf of settle, which has all of it
     if error is not None:
         if client.streaming:
             client.end_stream(errors.sse_event_of(error))
+        elif isinstance(error, claim.Replay):
+            claim.show(client, error)
         else:
             client.respond(errors.status_of(error), errors.body_of(error), error_headers(gateway, job, error))
     elif isinstance(relay, StreamRelay):
@@ -242,6 +249,8 @@ def error_headers(gateway: Gateway, job: Job, error: PlatformError) -> bytes:
     if not job.limits and job.principal is not None:
         job.limits = gateway.seen_limits.headers(job.principal, job.started, error)
     lines = stream.stream_headers(job)
+    if error.code in claim.FINAL:  # a client that knows this header, as OpenAI's does, would else try a 409 again
+        lines += b"X-Should-Retry: false\r\n"
     retry_after = errors.retry_after_of(error)
     return lines + b"Retry-After: %d\r\n" % retry_after if retry_after else lines
 

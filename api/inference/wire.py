@@ -12,8 +12,12 @@ from core.heads import without_length
 HEAD_MAX = 32 * 1024
 HEADERS_MAX = 100
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+IDEMPOTENCY_KEY = b"idempotency-key"
 _SINGLE = frozenset(
-    {b"host", b"authorization", b"content-length", b"transfer-encoding", b"expect", b"content-type", b"origin"}
+    {
+        *(b"host", b"authorization", b"content-length", b"transfer-encoding", b"expect", b"content-type", b"origin"),
+        IDEMPOTENCY_KEY,
+    }
 )
 _NOTED = _SINGLE | {b"content-encoding", b"x-tidegate-max-wait", b"openai-project", b"x-forwarded-for", b"connection"}
 

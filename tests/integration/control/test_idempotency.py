@@ -26,7 +26,7 @@ from tenants.types import Role
 from tests.factories import fleet as fleets
 from tests.factories.fleet import Member
 from tests.factories.people import member
-from tests.factories.tenants import Customer, customer, operator
+from tests.factories.tenants import Customer, changed, customer, operator
 from tests.integration.control.conftest import Client
 
 ADMIN = "/api/v1/admin"
@@ -329,3 +329,26 @@ def _dependencies(dependant: Any) -> set[Any]:
     for child in dependant.dependencies:
         found |= _dependencies(child)
     return found
+
+
+async def test_members_turn_the_keeping_of_answers_on_and_gateways_follow(
+    anonymous: Client, sessions: db.Sessions
+) -> None:
+    made = await customer(sessions)
+    path = f"{_tenant(made)}/projects/{format_id(IdKind.PROJECT, made.project.id)}"
+    owner = anonymous.visited_by(await member(sessions, made.tenant.id, Role.OWNER))
+    viewer = anonymous.visited_by(await member(sessions, made.tenant.id, Role.VIEWER))
+    assert (await viewer.get(path)).json()["keep_answers"] is False
+    assert (await viewer.patch(path, {"keep_answers": True})).status_code == 403
+    for on in (True, False):
+        answer = await owner.patch(path, {"keep_answers": on})
+        assert (answer.status_code, answer.json()["keep_answers"], answer.json()["name"]) == (200, on, "main")
+        (found,) = (await changed(sessions, "project", made.project.id)).values()
+        assert found is not None
+        assert found.keep_answers is on
+    newest = "SELECT kind FROM config_change ORDER BY revision DESC LIMIT 2"
+    async with db.transaction(sessions) as session:
+        assert [row.kind for row in await session.execute(text(newest))] == ["project", "project"]
+        query = "SELECT details FROM audit_record WHERE action = 'project.update' ORDER BY recorded_at"
+        details = [row.details for row in await session.execute(text(query))]
+    assert details == [{"keep_answers": {"from": not on, "to": on}} for on in (True, False)]
