@@ -94,8 +94,9 @@ async def gateway_process(
     control_socket: Path | None = None,
     replica: str = "g1",
     settings: Mapping[str, str] | None = None,
+    program: str = PROGRAM,
 ) -> AsyncIterator[Process]:
-    """Start a gateway and wait until it serves; ended with SIGTERM when it still runs."""
+    """Start a gateway and wait until it serves; ended with SIGTERM when it still runs. `program` is what it runs."""
     port = free_port()
     environment = {
         **os.environ,
@@ -116,7 +117,7 @@ async def gateway_process(
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        PROGRAM,
+        program,
         env=environment,
         cwd=ROOT,
         stdout=asyncio.subprocess.DEVNULL,

@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0020_repeats"
-down_revision = "0019_sealed_records"
+revision = "0021_repeats"
+down_revision = "0020_limit_beside"
 branch_labels = None
 depends_on = None
 
