@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI
 from api import errors, openapi
 from api.admin import (
     adjustments,
+    alerts,
     api_keys,
     audit,
     deployments,
@@ -34,6 +35,7 @@ from api.admin import (
     what_if,
 )
 from api.admin import credits as tenant_credits
+from api.control import alerts as my_alerts
 from api.control import audit as my_audit
 from api.control import (
     generations,
@@ -70,6 +72,7 @@ BACKLOG = 512
 ROUTERS: tuple[APIRouter, ...] = (
     my_tenant.router,
     my_limits.router,
+    my_alerts.router,
     roles.router,
     oidc.router,
     sign_in.router,
@@ -88,6 +91,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     my_keys.router,
     secrets.router,
     limits.router,
+    alerts.router,
     limit_requests.router,
     what_if.router,
     my_what_if.router,

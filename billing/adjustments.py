@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import errors, ledger, lot_queries, lots, posting_queries
+from billing import credit_alerts, errors, ledger, lot_queries, lots, posting_queries
 from billing.lots import Grant, LotSource
 from billing.types import Transaction, Transfer
 from core.idempotency import KEY_MAX_CHARS, key_reused
@@ -210,6 +210,7 @@ async def _post(session: AsyncSession, wanted: Adjustment, by: UUID | None, now:
         posted = await _post_reversal(session, wanted, actor)
     values = {"state": "posted", "tx": posted.id, "by": by, "at": None if by is None else now}
     await lot_queries.decide(session, wanted.tenant_id, wanted.id, values)
+    await credit_alerts.end_risen(session, wanted.tenant_id)
 
 
 async def _reversible(session: AsyncSession, tenant_id: UUID, tx_id: UUID) -> Sequence[Row[Any]]:

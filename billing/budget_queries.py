@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 Part = tuple[datetime | None, datetime | None, UUID | None, UUID | None, UUID | None]
@@ -36,3 +37,31 @@ async def spent_pico(session: AsyncSession, tenant_id: UUID, parts: Sequence[Par
         "models": models,
     }
     return [int(amount) for amount in await session.scalars(text(_SPENT), values)]
+
+
+Window = tuple[datetime | None, datetime | None]
+"""From (inclusive), until (exclusive); None: always."""
+
+
+async def spent_by_owner(session: AsyncSession, tenant_id: UUID, windows: Sequence[Window]) -> Sequence[Row[Any]]:
+    """Return what is posted per window (its place in the sequence), project, key and model. One scan per window."""
+    statement = """
+        SELECT CAST(w.place AS integer) - 1 AS place, r.project_id, r.key_id, r.model_id, sum(r.amount_pico) AS pico
+        FROM unnest(CAST(:starts AS timestamptz[]), CAST(:untils AS timestamptz[]))
+             WITH ORDINALITY AS w (start, until, place)
+        JOIN usage_rollup r ON r.tenant_id = :tenant
+         AND r.minute >= coalesce(w.start, '-infinity') AND r.minute < coalesce(w.until, 'infinity')
+        GROUP BY w.place, r.project_id, r.key_id, r.model_id
+    """
+    values = {"tenant": tenant_id, "starts": [w[0] for w in windows], "untils": [w[1] for w in windows]}
+    return (await session.execute(text(statement), values)).all()
+
+
+async def users_since(session: AsyncSession, tenant_id: UUID, since: datetime | None) -> list[tuple[UUID, UUID]]:
+    """Return project and key of all usage of the tenant since then."""
+    statement = """
+        SELECT DISTINCT project_id, key_id FROM usage_rollup
+        WHERE tenant_id = :tenant AND minute >= coalesce(CAST(:since AS timestamptz), '-infinity')
+    """
+    rows = await session.execute(text(statement), {"tenant": tenant_id, "since": since})
+    return [(row[0], row[1]) for row in rows]

@@ -29,6 +29,7 @@ from core.money import MAX_BALANCE_NANO, nano_up
 from core.resp import Part as Argument
 from core.resp import RespClient, script
 from tenants import tenants
+from tenants.types import LimitMetric
 
 KNOWN = keyspace.PREFIX + "budgets"
 PLACE = keyspace.PREFIX + "budgets_at"
@@ -134,6 +135,28 @@ def following(counter: str, zone: ZoneInfo) -> tuple[str, int]:
     named = counter.replace(was[:7], first.isoformat()[:7]) if monthly else counter.replace(was, first.isoformat())
     after = (first + timedelta(days=31)).replace(day=1) if monthly else first + timedelta(days=1)
     return named, int(_begin(after, zone).timestamp()) * 1_000_000
+
+
+def window_of(metric: LimitMetric, zone: ZoneInfo, at: datetime) -> tuple[datetime | None, datetime | None]:
+    """Return the period of a budget that an instant is in: from (included) and until (not included); None: always."""
+    today = at.astimezone(zone).date()
+    if metric is LimitMetric.SPEND_PER_DAY:
+        return _begin(today, zone), _begin(today + timedelta(days=1), zone)
+    if metric is LimitMetric.SPEND_PER_MONTH:
+        first = today.replace(day=1)
+        return _begin(first, zone), _begin((first + timedelta(days=31)).replace(day=1), zone)
+    return None, None
+
+
+def projected_pico(spent_pico: int, start: datetime, until: datetime, now: datetime) -> int:
+    """Return what a period's spend comes to at its end when it goes on as it went so far, rounded down.
+
+    The period is as long as it is in its zone: of a day with 25 hours, 13 are over at noon.
+    """
+    over_us = (now - start) // timedelta(microseconds=1)
+    if over_us <= 0:
+        return spent_pico
+    return spent_pico * max(over_us, (until - start) // timedelta(microseconds=1)) // over_us
 
 
 def _begin(day: date, zone: ZoneInfo) -> datetime:

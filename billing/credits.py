@@ -6,7 +6,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import errors, ledger, posting_queries, queries
+from billing import credit_alerts, errors, ledger, posting_queries, queries
 from billing.types import Balance, BillingMode, Transaction, Transfer
 from core.idempotency import KEY_MAX_CHARS, key_reused
 from core.ids import new_uuid
@@ -65,6 +65,7 @@ async def top_up(
         note,
     )
     await ledger.post(session, [transaction])
+    await credit_alerts.end_risen(session, tenant_id)
     return TopUp(transaction.id, amount_pico, await balance(session, tenant_id), replayed=False)
 
 

@@ -100,6 +100,10 @@ def adjustment_decided(state: str) -> PlatformError:
     return PlatformError("ADJUSTMENT_DECIDED", ErrorKind.CONFLICT, f"This adjustment is {state} already.")
 
 
+def invalid_alert_settings(message: str, param: str) -> PlatformError:
+    return PlatformError("INVALID_ALERT_SETTINGS", ErrorKind.INVALID, message, param=param)
+
+
 def period_not_over() -> PlatformError:
     return PlatformError("PERIOD_NOT_OVER", ErrorKind.CONFLICT, "A month is closed when it is over (UTC).")
 

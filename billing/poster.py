@@ -20,6 +20,7 @@ from billing.metrics import PosterMetrics, poster_metrics
 from billing.posting import Posted, Posting, ensure_partitions
 from billing.spool_reader import SpoolReader
 from billing.types import UsageEvent
+from billing.watch import Watch
 from core import keyspace, logging, telemetry
 from core.clock import Clock, SystemClock
 from core.db import Sessions, create_engine, create_sessions
@@ -33,6 +34,7 @@ IDLE_WAIT_MS = 200
 BACKOFF_MIN_MS = 250
 BACKOFF_MAX_MS = 5000
 REPORT_MS = 10_000
+WATCH_MIN_MS = 1000
 HOUSEKEEPING_ROUNDS = 6  # of these make a minute
 GC_THRESHOLDS = (50_000, 20, 50)  # a batch makes many objects at once, and no cycles
 UNSETTLED_MAX = 200  # batches whose settlement Valkey has not taken; beyond it the reconciliation does it
@@ -56,6 +58,7 @@ class Poster:
         self._clock = clock
         self._metrics = metrics
         self._posting = Posting(sessions, clock, metrics)
+        self.watch = Watch(sessions, clock)
         self._readers: dict[str, SpoolReader] = {}
         self._unsettled: list[Posted] = []
         self._epoch = self._recall_epoch()
@@ -122,6 +125,7 @@ class Poster:
             self._metrics.posting_failures.inc()
             raise
         self._unsettled += posted
+        self.watch.note(events)
         oldest_us = min(event.ended_at_us for event in events)
         self._metrics.posting_lag.observe(max(0, self._clock.now_us() - oldest_us) * 1e-6)
 
@@ -202,6 +206,7 @@ async def _only_one(spool_dir: Path, stop: asyncio.Event) -> int | None:
 
 async def _repeat(poster: Poster, stop: asyncio.Event, report: Callable[[], None]) -> None:
     housekeeping = asyncio.create_task(_keep_house(poster, stop, report))
+    watching = asyncio.create_task(_keep_watch(poster, stop))
     backoff_ms = BACKOFF_MIN_MS
     while not stop.is_set():
         try:
@@ -215,6 +220,7 @@ async def _repeat(poster: Poster, stop: asyncio.Event, report: Callable[[], None
         if count < BATCH_EVENTS:
             await _pause(stop, BUSY_WAIT_MS if count else IDLE_WAIT_MS)
     await housekeeping
+    await watching
     for _ in range(1000):  # a clean stop leaves nothing behind that can be posted now
         try:
             if not await poster.step():
@@ -235,6 +241,18 @@ async def _keep_house(poster: Poster, stop: asyncio.Event, report: Callable[[], 
             _log.warning("poster.housekeeping_failed", error=type(error).__name__)
         rounds += 1
         await _pause(stop, REPORT_MS)
+
+
+async def _keep_watch(poster: Poster, stop: asyncio.Event) -> None:
+    """Beside the posting, and never busy for more than a quarter of the time: crossings and alerts."""
+    while True:
+        try:
+            await poster.watch.look()
+        except Exception as error:  # noqa: BLE001 - whatever it was: posting goes on, and the worker's sweep looks again
+            _log.warning("poster.watch_failed", error=type(error).__name__, exc_info=True)
+        if stop.is_set():
+            return
+        await _pause(stop, max(WATCH_MIN_MS, 3 * poster.watch.took_ms))
 
 
 async def _pause(stop: asyncio.Event, ms: int) -> None:

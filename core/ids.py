@@ -39,6 +39,8 @@ class IdKind(StrEnum):
     TRANSACTION = "txn"
     ADJUSTMENT = "adj"
     AUDIT_RECORD = "aud"
+    CROSSING = "crs"
+    CREDIT_ALERT = "cal"
 
 
 class MintedUUID(UUID):

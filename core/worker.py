@@ -28,6 +28,7 @@ from core.tasks import Job, Periodic, Task, TaskContext
 TASK_MODULES: tuple[str, ...] = (
     "billing.tasks",
     "core.idempotency",
+    "billing.alert_tasks",
     "core.mail",
     "tenants.people_tasks",
     "tenants.tasks",

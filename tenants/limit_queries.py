@@ -44,6 +44,25 @@ async def rules_for(
     return (await session.scalars(select(LimitRuleRow).where(owned))).all()
 
 
+async def places(session: AsyncSession, tenant_ids: Collection[UUID]) -> list[tuple[UUID, UUID, str]]:
+    """Return the plan and the time zone of each of these tenants, in the order of their ids."""
+    query = select(TenantRow.id, TenantRow.plan_id, TenantRow.tz).where(TenantRow.id.in_(tenant_ids))
+    return [(row[0], row[1], row[2]) for row in await session.execute(query.order_by(TenantRow.id))]
+
+
+async def tenants_limited(
+    session: AsyncSession, metrics: Collection[str], modes: Collection[str], after: UUID, limit: int
+) -> Sequence[UUID]:
+    """Return the next tenants, by id, with a rule of these metrics and modes, of their own or by their plan."""
+    rules = select(LimitRuleRow).where(LimitRuleRow.metric.in_(metrics), LimitRuleRow.mode.in_(modes)).subquery()
+    owned = or_(
+        TenantRow.id.in_(select(rules.c.tenant_id).where(rules.c.tenant_id.is_not(None))),
+        TenantRow.plan_id.in_(select(rules.c.plan_id).where(rules.c.plan_id.is_not(None))),
+    )
+    query = select(TenantRow.id).where(owned, TenantRow.id > after).order_by(TenantRow.id).limit(limit)
+    return (await session.scalars(query)).all()
+
+
 def rules_on_plan(session: AsyncSession, plan_id: UUID) -> AsyncIterator[Sequence[RuleRow]]:
     """Yield the rules of a plan and of every tenant on it in slices."""
     on_plan = select(TenantRow.id).where(TenantRow.plan_id == plan_id)

@@ -13,9 +13,12 @@ from tenants import people_queries as queries
 from tenants import projects
 from tenants.errors import not_found
 from tenants.people import person_of
-from tenants.roles import PERMISSIONS, Rights, may_give, rights_of
+from tenants.roles import PERMISSIONS, Permission, Rights, may_give, rights_of
 from tenants.tables import MemberRow, PersonRow
 from tenants.types import Member, Person, Role, Status
+
+TOLD_MAX = 100
+"""People who are told of one thing."""
 
 
 def member_of(row: MemberRow) -> Member:
@@ -75,6 +78,20 @@ async def list_members(
     """
     found = await queries.members(session, tenant_id, projects_, after, limit)
     return [(member_of(row), person_of(person)) for row, person in found]
+
+
+async def who_hold(
+    session: AsyncSession, tenant_id: UUID, permission: Permission, project_id: UUID | None = None
+) -> list[Person]:
+    """Return at most `TOLD_MAX` active people whose role holds a permission: of the tenant's, or of the project's.
+
+    Where nobody has such a role in the project, those of the tenant.
+    """
+    roles = [role for role, held in PERMISSIONS.items() if permission in held]
+    rows = await queries.active_with_roles(session, tenant_id, project_id, roles, TOLD_MAX)
+    if project_id is not None and not rows:
+        rows = await queries.active_with_roles(session, tenant_id, None, roles, TOLD_MAX)
+    return [person_of(row) for row in rows]
 
 
 async def get(session: AsyncSession, tenant_id: UUID, member_id: UUID) -> tuple[Member, Person]:

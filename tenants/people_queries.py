@@ -1,6 +1,6 @@
 """Every query about people, memberships and sessions. What a tenant owns takes `tenant_id` first."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -125,6 +125,23 @@ async def members(
     if after is not None:
         query = query.where(MemberRow.id < after)
     return [(row[0], row[1]) for row in (await session.execute(query)).all()]
+
+
+async def active_with_roles(
+    session: AsyncSession, tenant_id: UUID, project_id: UUID | None, roles: Collection[Role], limit: int
+) -> Sequence[PersonRow]:
+    """Return active people with an active membership of one of these roles, of the whole tenant or of that project."""
+    place = MemberRow.project_id.is_(None) if project_id is None else MemberRow.project_id == project_id
+    query = (
+        select(PersonRow)
+        .join(MemberRow, MemberRow.person_id == PersonRow.id)
+        .where(MemberRow.tenant_id == tenant_id, place, MemberRow.role.in_(roles), MemberRow.status == Status.ACTIVE)
+        .where(PersonRow.status == PersonStatus.ACTIVE)
+        .distinct()
+        .order_by(PersonRow.id)
+        .limit(limit)
+    )
+    return (await session.scalars(query)).all()
 
 
 async def other_owners(session: AsyncSession, tenant_id: UUID, person_id: UUID) -> int:

@@ -75,7 +75,7 @@ WORDS: Mapping[Permission, str] = MappingProxyType(
         Permission.LIMIT_REQUEST: "ask for higher limits",
         Permission.USAGE_READ: "see usage and cost",
         Permission.BILLING_READ: "see balance, credit and invoices",
-        Permission.BILLING_WRITE: "change the billing profile",
+        Permission.BILLING_WRITE: "change the billing profile, and what people are told about budgets and credit",
         Permission.AUDIT_READ: "read the audit log of the organisation",
         Permission.IDENTITY_WRITE: "set up single sign-on for the organisation",
     }

@@ -23,6 +23,7 @@ ACROSS_TENANTS = {
     "tenants/people_queries.py:insert_member": "the row brings its tenant",
     "tenants/limit_queries.py:all_rules": "gateways load every limit",
     "tenants/limit_queries.py:rules_on_plan": "gateways follow a changed plan, whatever tenants are on it",
+    "tenants/limit_queries.py:tenants_limited": "the worker walks all tenants that have a budget",
     "tenants/limit_queries.py:plan_rule": "a plan's rule has no tenant",
     "tenants/limit_queries.py:plan_changes": "a plan's history has no tenant",
     "tenants/limit_queries.py:plan_change": "a plan's history has no tenant",

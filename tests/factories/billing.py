@@ -75,6 +75,11 @@ async def available(sessions: Sessions, tenant_id: UUID) -> int:
         return (await balance(session, tenant_id)).available_pico
 
 
+def a_version() -> VersionPrices:
+    """Prices that nobody published."""
+    return VersionPrices(new_uuid(), Currency.USD, items(PRICES))
+
+
 def schedule(version: VersionPrices, tenant_id: UUID, tier: Tier = Tier.STANDARD) -> PriceSchedule:
     found = version.schedule(MODEL, tier, tenant_id)
     assert found is not None

@@ -7,7 +7,6 @@ from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
-from sqlalchemy import text
 
 from billing import budgets, credit_figures, ledger
 from billing.credits import top_up
@@ -23,6 +22,7 @@ from tenants import tenants
 from tests.factories import billing as make
 from tests.factories.billing_world import World, write
 from tests.factories.scheduler import ask, money, outcomes, served_model
+from tests.factories.spending import used
 
 UNIT = 10**9  # nano
 OTHER = uuid4()
@@ -34,21 +34,6 @@ async def tenant_in(sessions: Sessions, tz: str = "UTC", credit: str = "1000") -
         await ledger.open_tenant(session, made.id, Currency.USD)
         await top_up(session, made.id, parse_pico(credit), idempotency_key="first", actor="test")
     return made.id
-
-
-async def used(sessions: Sessions, tenant_id: UUID, minute: str, amount: str, **whose: UUID) -> None:
-    """Enter posted usage of a minute."""
-    statement = """
-        INSERT INTO usage_rollup (tenant_id, minute, project_id, key_id, model_id, model, endpoint, tier, outcome,
-                                  price_version_id, currency, requests, input_uncached, input_cached,
-                                  input_cache_write, output, reasoning, amount_pico)
-        VALUES (:tenant, :minute, :project, :key, :model, 'demo', 'chat', 1, 'completed', :tenant, 'USD', 1,
-                0, 0, 0, 0, 0, :amount)
-    """
-    values = {"project": make.PROJECT, "key": make.KEY, "model": make.MODEL} | whose
-    values |= {"tenant": tenant_id, "minute": datetime.fromisoformat(minute), "amount": parse_pico(amount)}  # type: ignore[dict-item] # of several types
-    async with transaction(sessions) as session:
-        await session.execute(text(statement), values)
 
 
 def spend(counter: str, limit: int = 100 * UNIT, until_us: int = 0) -> Demand:

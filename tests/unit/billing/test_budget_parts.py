@@ -6,7 +6,9 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from billing.budgets import following, part_of
+from billing.budgets import following, part_of, projected_pico, window_of
+from billing.crossings import reached
+from tenants.types import LimitMetric
 
 OWNER, MODEL = UUID(int=1), UUID(int=2)
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -83,3 +85,49 @@ def test_a_total_has_no_next_period() -> None:
 def test_what_is_no_budget_is_refused(counter: str) -> None:
     with pytest.raises(ValueError, match="No budget"):
         part_of(counter, BERLIN)
+
+
+@pytest.mark.parametrize(
+    ("zone", "day", "noon", "spent", "projected"),
+    [
+        # LiteLLM issue 31934: $10 a day, $6 by noon: 12.00 today, and nothing about the month
+        ("Asia/Shanghai", "2026-11-29T16:00Z", "2026-11-30T04:00Z", 6_000_000_000_000, 12_000_000_000_000),
+        # the day has 23 hours, 11 are over: 6 x 23 / 11
+        ("Europe/Berlin", "2026-03-28T23:00Z", "2026-03-29T10:00Z", 6_000_000_000_000, 12_545_454_545_454),
+        # the day has 25 hours, 13 are over: 6 x 25 / 13
+        ("Europe/Berlin", "2026-10-24T22:00Z", "2026-10-25T11:00Z", 6_000_000_000_000, 11_538_461_538_461),
+        ("UTC", "2026-11-30T00:00Z", "2026-11-30T00:00Z", 5, 5),  # nothing is over yet
+    ],
+)
+def test_what_a_day_comes_to_when_it_goes_on_as_it_went(
+    zone: str, day: str, noon: str, spent: int, projected: int
+) -> None:
+    start, until = window_of(LimitMetric.SPEND_PER_DAY, ZoneInfo(zone), datetime.fromisoformat(noon))
+    assert start == datetime.fromisoformat(day)
+    assert until is not None
+    assert projected_pico(spent, start, until, datetime.fromisoformat(noon)) == projected
+
+
+def test_a_month_begins_where_its_first_day_does_and_a_total_never() -> None:
+    at = datetime(2026, 10, 31, 23, 30, tzinfo=UTC)  # 00:30 of 1 November in Berlin
+    assert window_of(LimitMetric.SPEND_PER_MONTH, BERLIN, at) == (
+        datetime(2026, 10, 31, 23, tzinfo=UTC),
+        datetime(2026, 11, 30, 23, tzinfo=UTC),
+    )
+    assert window_of(LimitMetric.SPEND_TOTAL, BERLIN, at) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("spent", "limit", "expected"),
+    [
+        (49, 100, []),
+        (50, 100, [50]),
+        (99, 100, [50, 80]),
+        (100, 100, [50, 80, 100]),
+        (2, 3, [50]),
+        (0, 0, []),
+        (1, 0, []),
+    ],
+)
+def test_thresholds_are_reached_and_never_rounded(spent: int, limit: int, expected: list[int]) -> None:
+    assert reached(spent, limit, (50, 80, 100)) == expected
