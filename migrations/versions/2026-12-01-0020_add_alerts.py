@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0021_alerts"
-down_revision = "0020_limit_beside"
+revision = "0022_alerts"
+down_revision = "0021_repeats"
 branch_labels = None
 depends_on = None
 
