@@ -21,8 +21,8 @@ key                         type     content and writer
 ``{tg}:lease:<replica>``    hash     request id → what it holds or waits for, packed (scheduler)
 ``{tg}:owed:<replica>``     hash     request id → tenant: served by a former life of that replica, its money still
                                      held (scheduler adds; the replica, back with its spool, settles and removes)
-``{tg}:q:<deployment>``     zset     waiting requests by the time they came, server µs (scheduler)
-``{tg}:queues``             zset     deployments with waiters by the time of their oldest (scheduler)
+``{tg}:q:<deployment>:…``   …        who waits: also ``w:``, ``v:``, ``d:``, see scripts/queue.lua (scheduler)
+``{tg}:queues``             zset     deployments with waiters by the time of their last turn (scheduler)
 ``{tg}:waiters``            string   requests waiting over all deployments (scheduler)
 ``{tg}:unclaimed``          zset     grants in the post by the time they lapse, server µs (scheduler)
 ``{tg}:beat``               zset     replica → expiry of its heartbeat, server ms (scheduler)

@@ -4,7 +4,7 @@ from struct import Struct
 
 import msgspec
 
-LAYOUT = Struct("<6d")  # in flight, waiting, last µs, cap, gap µs, released µs: scheduler/scripts/common.lua
+LAYOUT = Struct("<10d")  # scheduler/scripts/common.lua: read_load
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -14,10 +14,10 @@ from core.demand import Demand, DemandKind
 from core.resp import RespClient, RespError, RespUnavailable
 from core.tiers import Tier
 from scheduler import commands, refusals
-from scheduler.commands import AS_ESTIMATED, COUNT_MAX, KEEP, REMOVE, Code, acquire_call, release_call
+from scheduler.commands import AS_ESTIMATED, COUNT_MAX, KEEP, REMOVE, Busy, Code, acquire_call, release_call
 from scheduler.fail_static import FailStatic
 from scheduler.loading import BudgetLoader, CreditLoader, Loading
-from scheduler.types import Grant, Packed, Prepared
+from scheduler.types import NOBODY, Grant, Packed, Prepared
 from scheduler.upkeep import Upkeep
 from scheduler.waiting import Waiting, WaitResult
 
@@ -28,6 +28,8 @@ UNSETTLED_MAX = 100_000
 RESYNC_WAIT_S = 1.0
 GRANTED = int(Code.GRANTED)  # looked up once: the hot path compares with it
 MICRO = 1_000_000
+
+_ENDED = {WaitResult.DEADLINE: "deadline", WaitResult.DROPPED: "deadline", WaitResult.EVICTED: "evicted"}
 
 Release = tuple[str, int, int, int]  # tenant, charge, input and output tokens used
 
@@ -122,14 +124,20 @@ class Admission:
         await self._upkeep.resync()
 
     @staticmethod
-    def prepare(demands: tuple[Demand, ...], model: ServedModel, tenant: str) -> Prepared:
+    def prepare(
+        demands: tuple[Demand, ...], model: ServedModel, tenant: str, *, owner: str = "", weight: float = 1.0
+    ) -> Prepared:
         """Take down what every request of one caller on one model demands. Keep it as long as all of it holds.
 
         Args:
             demands: the limits.
             model: with its caps.
             tenant: who pays, in hex; empty where nothing costs money.
+            owner: whose turn it is when a request waits; the tenant where none is given.
+            weight: of two owners that wait, one with twice the weight is served twice as much.
         """
+        if not weight > 0:
+            raise ValueError("A weight is positive.")
         for demand in demands:
             if any(letter in demand.counter for letter in " |=\r\n"):
                 raise ValueError(f"A counter's name may not be {demand.counter!r}.")
@@ -137,7 +145,7 @@ class Admission:
                 raise ValueError("A rate has a window of at least 1 s.")
             if demand.kind is DemandKind.CAP and not demand.enforced:
                 raise ValueError("A cap that lets everything pass is none.")
-        return Prepared(demands, model, tenant)
+        return Prepared(demands, model, tenant, owner or tenant or NOBODY, weight)
 
     async def acquire(
         self,
@@ -321,9 +329,10 @@ class Admission:
             PlatformError: MODEL_BUSY at the deadline or when taken out of the queue.
         """
         result = await self._waiting.wait(grant.key, wait_s)
-        if result in (WaitResult.DEADLINE, WaitResult.DROPPED):
+        reason = _ENDED.get(result)
+        if reason is not None:
             self._give_back(grant.key, (grant.prepared.tenant, REMOVE, 0, 0))
-            raise refusals.busy(grant.prepared.model.name, int(estimate_s - max(0.0, wait_s)), "deadline")
+            raise refusals.busy(grant.prepared.model.name, int(estimate_s - max(0.0, wait_s)), reason)
         return result
 
     @staticmethod
@@ -336,7 +345,7 @@ class Admission:
             wanted = (demand.amount, grant.input_tokens, grant.output_tokens)[demand.unit]
             return refusals.over_limit(demand, reply[2], model=model, wanted=wanted, hold=grant.hold)
         if code == Code.BUSY:
-            return refusals.busy(model, reply[1], "queue")
+            return refusals.busy(model, reply[1], "queue" if reply[2] == Busy.FULL else "too_late")
         if code in {Code.UNKNOWN_CREDIT, Code.UNKNOWN_BUDGET}:
             return refusals.unavailable()
         return RespUnavailable("admission is fenced until the replicas have registered their requests")

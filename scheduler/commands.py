@@ -14,7 +14,7 @@ from core.resp import Part, pack
 from scheduler.types import Prepared
 
 _FOLDER = Path(__file__).resolve().parent / "scripts"
-_FILES = ("common", "acquire", "release", "register", "tick", "heartbeat", "epoch")
+_FILES = ("common", "queue", "acquire", "release", "register", "tick", "heartbeat", "epoch", "caps")
 _HEAD = """#!lua name=tidegate_{0}
 local function function_name(name) return 'tg_' .. name .. '_{0}' end
 """
@@ -28,8 +28,8 @@ def _library() -> tuple[str, str]:
 
 
 LIBRARY, _TAG = _library()
-ACQUIRE, RELEASE, REGISTER, TICK, HEARTBEAT, EPOCH = (
-    f"tg_{name}_{_TAG}" for name in ("acquire", "release", "register", "tick", "heartbeat", "epoch")
+ACQUIRE, RELEASE, REGISTER, TICK, HEARTBEAT, EPOCH, SET_CAPS = (
+    f"tg_{name}_{_TAG}" for name in ("acquire", "release", "register", "tick", "heartbeat", "epoch", "caps")
 )
 NO_FUNCTION = "ERR Function not found"
 HAS_LIBRARY = "already exists"
@@ -58,7 +58,7 @@ class Code(IntEnum):
     GRANTED = 1  # see `Grant.reply`
     QUEUED = 2  # the same with the estimated wait in s in the second place
     REFUSED = 3  # then: which of `Prepared.named` (-1: money), retry after s
-    BUSY = 4  # then: retry after s
+    BUSY = 4  # then: retry after s, why (`Busy`)
     UNKNOWN_CREDIT = 5
     EPOCH = 6
     SETTLING = 7  # then: µs left
@@ -66,8 +66,11 @@ class Code(IntEnum):
     UNKNOWN_SPEC = 9
 
 
-def queue(deployment: str) -> str:
-    return f"{keyspace.PREFIX}q:{deployment}"
+class Busy(IntEnum):
+    """Why a model is busy."""
+
+    FULL = 1  # no place, and none to wait in
+    TOO_LATE = 2  # it would not be served before the caller loses patience
 
 
 def call(name: str, keys: list[Part], args: list[Part]) -> bytes:
@@ -82,7 +85,7 @@ def _open_ended(parts: list[Part], more: int) -> bytes:
 
 
 def spec_text(prepared: Prepared, caps: tuple[Demand, ...]) -> bytes:
-    """Return what every request of `prepared` demands, as the scripts read it. See common.lua."""
+    """Return what every request of `prepared` demands, as the scripts read it; the cap of all first. See common.lua."""
 
     def counted(demands: tuple[Demand, ...]) -> list[tuple[str, int, int, int]]:
         return [(d.counter, d.amount, min(d.limit, COUNT_MAX), int(d.enforced)) for d in demands]
@@ -95,7 +98,7 @@ def spec_text(prepared: Prepared, caps: tuple[Demand, ...]) -> bytes:
     spends = prepared.spends if tenant else ()
     limits = (model.inflight_max, model.waiting_max)
     whole = (model.deployment_id.hex, tenant, *limits, counted(caps), counted(prepared.concurrencies), counted(spends))
-    return msgspec.msgpack.encode((*whole, rates))
+    return msgspec.msgpack.encode((*whole, rates, prepared.owner, prepared.weight))
 
 
 def spec_id(text: bytes) -> str:

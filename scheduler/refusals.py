@@ -78,7 +78,12 @@ def no_credit() -> PlatformError:
 
 
 def busy(model: str, retry_after_s: int, reason: str) -> PlatformError:
-    """Return the 503 of a full model. `reason`: ``queue`` (no place in it) or ``deadline`` (waited long enough)."""
+    """Return the 503 of a full model.
+
+    `reason`: ``queue`` (no place in it), ``too_late`` (it would not have been served in the time the caller waits),
+    ``deadline`` (waited long enough) or ``evicted`` (its place in a full queue went to a higher tier or to another
+    tenant).
+    """
     return PlatformError(
         "MODEL_BUSY",
         ErrorKind.UNAVAILABLE,

@@ -22,21 +22,29 @@ class Packed(msgspec.Struct, gc=False):
     known: bool = False  # the server has the spec
 
 
+NOBODY = "-"
+
+
 class Prepared:
     """The static demands of one caller on one model, in the order the script checks them.
 
     `named` are those that an answer names by their place. `tenant` (hex) pays; it is empty where nothing costs money.
+    `owner` is whose turn it is when a request waits, and `weight` how much that one gets beside others.
     """
 
     __slots__ = (
-        *("caps", "concurrencies", "demands", "model", "named", "packed", "rates", "reply_size", "spends", "tenant"),
-        "tokens",
+        *("caps", "concurrencies", "demands", "model", "named", "owner", "packed", "rates", "reply_size", "spends"),
+        *("tenant", "tokens", "weight"),
     )
 
-    def __init__(self, demands: tuple[Demand, ...], model: ServedModel, tenant: str) -> None:
+    def __init__(
+        self, demands: tuple[Demand, ...], model: ServedModel, tenant: str, owner: str = NOBODY, weight: float = 1.0
+    ) -> None:
         self.demands = demands
         self.model = model
         self.tenant = tenant
+        self.owner = owner
+        self.weight = weight
         self.caps = tuple(d for d in demands if d.kind is DemandKind.CAP)
         self.concurrencies = tuple(d for d in demands if d.kind is DemandKind.CONCURRENCY)
         self.rates = tuple(d for d in demands if d.kind is DemandKind.RATE)

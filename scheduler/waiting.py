@@ -12,13 +12,17 @@ class WaitResult(Enum):
     """How waiting ended."""
 
     GRANTED = auto()
-    DROPPED = auto()  # taken out of the queue by the script
+    DROPPED = auto()  # taken out of the queue by the script: too late, or its grant was not claimed
+    EVICTED = auto()  # taken out of a full queue for a request that goes before it
     DEADLINE = auto()  # still in the queue, as far as this replica knows
     LOST = auto()  # the queue lost it with Valkey's data: ask again
 
 
 class Waiting:
-    """Waiters by request key. Messages on the list ``{tg}:grants:<replica>``: ``G key``, or ``X key`` (dropped)."""
+    """Waiters by request key.
+
+    Messages on the list ``{tg}:grants:<replica>``: ``G key``, ``X key`` (dropped), ``E key`` (evicted).
+    """
 
     def __init__(self, client: RespClient, replica: str) -> None:
         self._client = client
@@ -64,7 +68,7 @@ class Waiting:
             claim = self._client.call("ZREM", commands.UNCLAIMED, b"%b %b" % (key, self._replica.encode()))
             claim.add_done_callback(lambda done: self._claimed(key, done))
         else:
-            self._end(key, WaitResult.DROPPED)
+            self._end(key, WaitResult.EVICTED if kind == b"E" else WaitResult.DROPPED)
 
     def _claimed(self, key: bytes, claim: asyncio.Future[int]) -> None:
         """Without an answer the waiter waits on: its grant is withdrawn after 2 s, and that is told."""

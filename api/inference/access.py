@@ -149,7 +149,7 @@ def _resolve(directory: Directory, admission: Admission, principal: Principal, c
     demands = quotas.demands(principal, model, now)
     until_us = min(until_us, quotas.until_us(principal, now))
     payer = principal.tenant_id.hex if call.endpoint != "tokenize" else ""  # which costs nothing
-    prepared = admission.prepare(demands, model, payer)
+    prepared = admission.prepare(demands, model, payer, owner=principal.tenant_id.hex)
     fields = engine_fields(principal, model, tier, call.endpoint)
     return Offer(principal, model, tier, schedule, until_us, prepared, fields, LimitLines(prepared.named))
 

@@ -1,5 +1,6 @@
 -- Checks every demand of a request and takes all of them, or none. Only a full cap lets it wait: then everything but
--- the caps is taken (and given back when it leaves the queue unserved), so nothing is decided twice.
+-- the caps is taken (and given back when it leaves the queue unserved), so nothing is decided twice. Who cannot be served
+-- before the caller loses patience is refused at once.
 --
 -- KEYS: lease
 -- ARGV: epoch, spec id, request id, packed: tier, hold (nano), longest wait µs (0: never wait), input tokens, output
@@ -44,12 +45,14 @@ local function leave(s, lease, request, answer)
 end
 
 -- Returns the answer of a refusal, or nothing; whether a cap is full; which soft limits are passed.
-local function check_counts(s, got, hold)
+local function check_counts(s, got, tier)
   local full, over = false, nil
   for i = 1, s.ncap + s.nconc do
     local value = (tonumber(got[5 + i]) or 0) + s.amount[i]
     held[i] = value
-    if value > s.most[i] then
+    if i == 1 and value > ceiling(s.most[1], tier) then -- of all deployments
+      full = true
+    elseif value > s.most[i] then
       if i <= s.ncap then
         full = true
       elseif s.hard[i] then
@@ -165,10 +168,19 @@ local function take_counters(s, load, first)
   write(n)
 end
 
-local function join_queue(s, request, replica, now, waiting)
-  call('ZADD', P .. 'q:' .. s.deployment, now, request .. ' ' .. replica)
-  if waiting == 0 then call('ZADD', P .. 'queues', now, s.deployment) end
-  call('INCR', P .. 'waiters')
+local function seconds(us) return min(60, max(1, ceil(us / 1000000))) end
+
+-- Whether a request that has to wait may: returns the answer of a refusal, or nothing and the estimated wait in µs.
+local function door(s, epoch, lease, request, tier, wait_us, raw, now)
+  local load, turns = {read_load(raw)}, read_turns(s.deployment)
+  local estimate_us = wait_of(s, tier, turns, {[0] = load[9], load[10], load[2] - load[9] - load[10]})
+  if wait_us <= 0 then return {BUSY, seconds(estimate_us), FULL} end
+  if call('HEXISTS', lease, request) == 1 then return nil, estimate_us end -- it is in already
+  if estimate_us > wait_us then return {BUSY, seconds(estimate_us), TOO_LATE} end
+  if load[2] >= s.waiting_max and not make_place(epoch, s, tier, load, now) then
+    return {BUSY, seconds(estimate_us), FULL}
+  end
+  return nil, estimate_us
 end
 
 local function acquire(keys, args)
@@ -183,32 +195,41 @@ local function acquire(keys, args)
 
   local tier, hold, wait_us, input, output = unpack_struct('<Bdddd', args[4])
   for i = 1, s.nrate do moved[i] = false end
-  local refusal, full, over = check_counts(s, got, hold)
+  local refusal, full, over = check_counts(s, got, tier)
   local left, budget
   if not refusal then refusal, now, over = check_rates(s, got, now, input, output, over) end
   if not refusal then refusal, left, budget, over = check_money(s, got, hold, over) end
   if refusal then return leave(s, lease, request, refusal) end
 
-  local inflight, waiting, last, _, gap, released = read_load(got[5])
-  local queued = full or waiting > 0 or (s.limit > 0 and inflight >= s.limit)
-  local estimate_s = 0
+  local inflight, waiting, last, tokens, _, cap, token_cap, saturation, batch, standard = read_load(got[5])
+  local most, need, queued = nearer(s.limit, cap), input + output, full
+  if not queued then
+    queued = (most > 0 and inflight >= ceiling(most, tier))
+      or (token_cap > 0 and inflight > 0 and tokens + need > token_cap * CEILING[tier])
+      or (waiting > 0 and waiting > (tier > 0 and batch or 0) + (tier > 1 and standard or 0)) -- of its tier or a higher one
+  end
+  local estimate_us, deadline = 0, 0
   if queued then
-    estimate_s = min(60, max(1, ceil((waiting + 1) * (gap > 0 and gap or 1000000) / 1000000)))
-    if wait_us <= 0 or waiting >= s.waiting_max then return leave(s, lease, request, {BUSY, estimate_s}) end
+    local answer
+    answer, estimate_us = door(s, args[1], lease, request, tier, wait_us, got[5], now)
+    if answer then return leave(s, lease, request, answer) end
+    inflight, waiting, last, tokens, _, cap, token_cap, saturation, batch, standard = read_load(call('GET', s.load))
+    deadline = now + wait_us
   end
 
   -- Everything fits: take it.
-  local deadline = queued and now + wait_us or 0
   local text = pack(LEASE, queued and 'W' or 'G', tier, now, input, output, hold, deadline) .. id
   if call('HSETNX', lease, request, text) == 0 then return leave(s, lease, request) end
   if queued then
-    take_counters(s, pack(LOAD, inflight, waiting + 1, last, s.limit, gap, released), s.ncap + 1)
-    join_queue(s, request, sub(lease, #P + 7), now, waiting)
+    local of_batch, of_standard = batch + (tier == 0 and 1 or 0), standard + (tier == 1 and 1 or 0)
+    local load = pack(LOAD, inflight, waiting + 1, last, tokens, s.limit, cap, token_cap, saturation, of_batch, of_standard)
+    take_counters(s, load, s.ncap + 1)
+    join_queue(s, request .. ' ' .. sub(lease, #P + 7), tier, deadline, cost_of(input, output), now, waiting)
   else
-    take_counters(s, pack(LOAD, inflight + 1, waiting, now, s.limit, gap, released), 1)
+    take_counters(s, pack(LOAD, inflight + 1, waiting, now, tokens + need, s.limit, cap, token_cap, saturation, batch, standard), 1)
   end
   if s.tenant ~= '' and call('HSETNX', s.out, request, hold) == 1 then call('HINCRBY', s.credit, 'o', hold) end
-  local reply = {queued and QUEUED or GRANTED, estimate_s, left, now, budget}
+  local reply = {queued and QUEUED or GRANTED, queued and seconds(estimate_us) or 0, left, now, budget}
   local n = show_limits(s, reply, now)
   if over then
     for i, which in ipairs(over) do reply[n + i] = which end

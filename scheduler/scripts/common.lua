@@ -13,8 +13,9 @@ local SLOTS = 64
 local CLAIM_US = 2000000
 local SPECS_MAX, SPEC_TTL_S, SPEC_CHECK_US = 12000, 21600, 3600000000
 local KEEP, REMOVE = -2, -1
+local FULL, TOO_LATE = 1, 2 -- why BUSY: no place to wait, or no hope to be served in time
 local LEASE, LEASE_SIZE = '<c1Bddddd', 42
-local LOAD = '<dddddd'
+local LOAD, LOAD_SIZE = '<dddddddddd', 10
 local RATE = '<ddddd'
 
 -- What the server lends only while a function runs is fetched by the first one.
@@ -43,7 +44,9 @@ local function write(n)
   if n > 1 then call(unpack(set, 1, n)) end
 end
 
+-- Returns the server's time in µs. `offset` is set by tests and the simulator only: µs to add, or '@' and the time itself.
 local function server_now(offset)
+  if offset and sub(offset, 1, 1) == '@' then return tonumber(sub(offset, 2)) end
   local time = call('TIME')
   return time[1] * 1000000 + time[2] + (tonumber(offset) or 0)
 end
@@ -62,6 +65,7 @@ local function compile(text)
     ncap = #v[5], nconc = #v[6], nspend = #v[7], nrate = #v[8], ntoken = 0,
     amount = {}, most = {}, hard = {}, rates = {}, tokens = {}, shown = {[0] = false, false, false},
     load = P .. 'm:' .. v[1], credit = P .. 'credit:' .. v[2], out = P .. 'out:' .. v[2],
+    owner = v[9], weight = v[10],
   }
   local get = {'MGET', P .. 'epoch', P .. 'offset_us', P .. 'settle', P .. 'waiters', s.load}
   local back = {'MGET', P .. 'epoch', P .. 'offset_us', P .. 'waiters', s.load}
@@ -219,186 +223,25 @@ local function settle(credit, out, request, charge)
   end
 end
 
--- The queue -----------------------------------------------------------------------------------------------------------
+-- The load of a deployment --------------------------------------------------------------------------------------------
 
--- The load of a deployment: requests in flight and waiting, µs of the last grant or release, cap (0: none), µs between
--- releases under load, µs of the last release under load.
+-- Requests in flight, requests waiting, µs of the last grant or release, tokens reserved by what is in flight, the cap of
+-- requests as configured, the adaptive cap of requests and of tokens (each 0: none), saturation, of the waiting those of
+-- batch and of standard.
 local function read_load(raw)
   if raw then return unpack_struct(LOAD, raw) end
-  return 0, 0, 0, 0, 0, 0
+  return 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 end
 
-local function head_changed(deployment)
-  local head = call('ZRANGE', P .. 'q:' .. deployment, 0, 0, 'WITHSCORES')
-  if head[1] then
-    call('ZADD', P .. 'queues', head[2], deployment)
-  else
-    call('ZREM', P .. 'queues', deployment)
-  end
+-- What a tier may fill of a cap: all of it is for priority alone, so that there is a place for it when it comes.
+local CEILING = {[0] = 0.7, 0.9, 1.0}
+
+local function ceiling(cap, tier)
+  return max(1, floor(cap * CEILING[tier] + 0.000001))
 end
 
-local function leave_queue(s, member)
-  if call('ZREM', P .. 'q:' .. s.deployment, member) == 1 then
-    local inflight, waiting, last, cap, gap, released = read_load(call('GET', s.load))
-    call('SET', s.load, pack(LOAD, inflight, max(0, waiting - 1), last, cap, gap, released))
-    call('DECR', P .. 'waiters')
-    head_changed(s.deployment)
-  end
-end
-
--- Gives back the slots of a lease that has just been removed, what of its tokens was not used (-1: as estimated), and of
--- its budgets what was not charged. `got` is the answer to `s.back`. `unserved`: nothing was sent to an engine.
-local function give_back(s, text, got, now, charge, input, output, unserved)
-  local state, _, at, had_input, had_output, hold = unpack_struct(LEASE, text)
-  local n, granted = 1, state == 'G'
-  if granted then
-    local inflight, waiting, _, cap, gap, released = read_load(got[4])
-    if (tonumber(got[3]) or 0) > 0 then -- how long a waiter waits is told by the time between releases (moving average)
-      local since = released > 0 and min(10000000, max(0, now - released)) or 0
-      gap, released = floor(0.8 * (gap > 0 and gap or since) + 0.2 * since), now
-    end
-    set[2], set[3], n = s.load, pack(LOAD, max(0, inflight - 1), waiting, now, cap, gap, released), 3
-  end
-  local keys, amounts = s.back, s.amount
-  local first_spend = s.ncap + s.nconc + 1
-  for i = granted and 1 or s.ncap + 1, first_spend - 1 do
-    set[n + 1], set[n + 2] = keys[5 + i], max(0, (tonumber(got[4 + i]) or 0) - amounts[i])
-    n = n + 2
-  end
-  if charge ~= KEEP then
-    local difference = (charge == REMOVE and 0 or charge) - hold
-    for i = first_spend, s.ncount do
-      local spent = tonumber(got[4 + i])
-      if spent then
-        set[n + 1], set[n + 2] = keys[5 + i], max(0, spent + difference)
-        n = n + 2
-      end
-    end
-  end
-  for i = 1, s.ntoken do
-    local r = s.tokens[i]
-    local d = 0
-    if r.unit == 1 and input >= 0 then d = input - had_input elseif r.unit == 2 and output >= 0 then d = output - had_output end
-    local value = d ~= 0 and adjust_rate(r, got[4 + s.ncount + i], at, d)
-    if value then
-      set[n + 1], set[n + 2] = r.key, value
-      n = n + 2
-    end
-  end
-  if unserved then -- it does not count as a request either
-    for _, r in ipairs(s.rates) do
-      local value = r.unit == 0 and adjust_rate(r, call('GET', r.key), at, -r.amount)
-      if value then
-        set[n + 1], set[n + 2] = r.key, value
-        n = n + 2
-      end
-    end
-  end
-  write(n)
-end
-
-local function parse(text)
-  local state, tier, at, input, output, hold, deadline = unpack_struct(LEASE, text)
-  return {state = state, tier = tier, at = at, input = input, output = output, hold = hold, deadline = deadline}
-end
-
--- Gives back everything of a lease that its replica cannot or need not speak for: `served` keeps what it took of money,
--- tokens and budgets, because nobody knows yet what it used.
-local function drop(epoch, lease, request, replica, now, served)
-  local text = call('HGET', lease, request)
-  if not text then return nil end
-  call('HDEL', lease, request)
-  local s = #text > LEASE_SIZE and spec_of(epoch, sub(text, LEASE_SIZE + 1))
-  if not s then return nil end
-  if sub(text, 1, 1) == 'W' then
-    leave_queue(s, request .. ' ' .. replica)
-    served = false
-  end
-  local got = call(unpack(s.back))
-  got[3] = 0 -- dead for who knows how long, it says nothing of the time between releases
-  if served then
-    give_back(s, text, got, now, KEEP, -1, -1, false)
-    if s.tenant ~= '' then call('HSET', P .. 'owed:' .. replica, request, s.tenant) end
-  else
-    give_back(s, text, got, now, REMOVE, 0, 0, true)
-    if s.tenant ~= '' then settle(s.credit, s.out, request, REMOVE) end
-  end
-  return s
-end
-
--- Returns 'fits', 'full' (this deployment must wait) or 'stop' (nobody can be granted), and the counters read.
-local function room(s)
-  local got = call(unpack(s.back))
-  local inflight, _, _, cap = read_load(got[4])
-  if cap > 0 and inflight >= cap then return 'full' end
-  for i = 1, s.ncap do
-    if (tonumber(got[4 + i]) or 0) + s.amount[i] > s.most[i] then
-      return s.back[5 + i] == P .. 'c:global' and 'stop' or 'full'
-    end
-  end
-  return 'fits', got
-end
-
-local function alive(replica, now)
-  local expiry = call('ZSCORE', P .. 'beat', replica)
-  return expiry and tonumber(expiry) * 1000 > now
-end
-
--- Tries the waiter at the head of a deployment's queue: 'next' (granted or dropped), 'full', 'stop' or 'empty'.
-local function dispatch_head(epoch, deployment, now)
-  local queue = P .. 'q:' .. deployment
-  local member = call('ZRANGE', queue, 0, 0)[1]
-  if not member then
-    call('ZREM', P .. 'queues', deployment)
-    return 'empty'
-  end
-  local request, replica = string.match(member, '^(%S+) (%S+)$')
-  local lease = P .. 'lease:' .. replica
-  local text = call('HGET', lease, request)
-  local s = text and #text > LEASE_SIZE and spec_of(epoch, sub(text, LEASE_SIZE + 1))
-  if not s or parse(text).deadline <= now or not alive(replica, now) then
-    leave_queue(s or {deployment = deployment, load = P .. 'm:' .. deployment}, member)
-    drop(epoch, lease, request, replica, now, false)
-    call('RPUSH', P .. 'grants:' .. replica, 'X ' .. request)
-    return 'next'
-  end
-  local fits, got = room(s)
-  if fits ~= 'fits' then return fits end
-  leave_queue(s, member)
-  local inflight, waiting, _, cap, gap, released = read_load(call('GET', s.load))
-  set[2], set[3] = s.load, pack(LOAD, inflight + 1, waiting, now, cap, gap, released)
-  for i = 1, s.ncap do
-    set[2 + 2 * i], set[3 + 2 * i] = s.back[5 + i], (tonumber(got[4 + i]) or 0) + s.amount[i]
-  end
-  write(3 + 2 * s.ncap)
-  call('HSET', lease, request, 'G' .. sub(text, 2))
-  call('ZADD', P .. 'unclaimed', now + CLAIM_US, member)
-  call('RPUSH', P .. 'grants:' .. replica, 'G ' .. request)
-  return 'next'
-end
-
--- Grants what now fits, the oldest waiter first; `own` is the deployment that has just got room. Bounded: what is left
--- over comes with the next release or tick.
-local function dispatch(epoch, now, own, queues_max)
-  local budget = 16
-  local deployments = call('ZRANGE', P .. 'queues', 0, queues_max - 1)
-  if own and #deployments == queues_max then deployments[#deployments + 1] = own end
-  local passed = {}
-  while budget > 0 do
-    local progress = false
-    for _, deployment in ipairs(deployments) do
-      if not passed[deployment] and budget > 0 then
-        local result = dispatch_head(epoch, deployment, now)
-        if result == 'stop' then return end
-        if result == 'next' then
-          budget, progress = budget - 1, true
-          break
-        end
-        passed[deployment] = true
-      end
-    end
-    if not progress then return end
-    deployments = call('ZRANGE', P .. 'queues', 0, queues_max - 1)
-    if own and #deployments == queues_max then deployments[#deployments + 1] = own end
-  end
+-- The nearer of two caps of which 0 is none.
+local function nearer(a, b)
+  if a > 0 and (b <= 0 or a < b) then return a end
+  return b
 end

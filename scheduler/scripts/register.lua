@@ -21,10 +21,12 @@ local function register_lease(keys, args)
   local fresh = s.tenant ~= '' and call('HSETNX', s.out, request, v.hold) == 1
   if fresh then call('HINCRBY', s.credit, 'o', v.hold) end
   if had and sub(had, 1, 1) == 'G' then return {0} end
-  if had then leave_queue(s, member) end
+  if had then leave_queue(s, member, v.tier, v.cost) end
 
-  local inflight, waiting, _, cap, gap, released = read_load(call('GET', s.load))
-  set[2], set[3] = s.load, pack(LOAD, inflight + 1, waiting, now, cap, gap, released)
+  local inflight, waiting, _, tokens, limit, cap, token_cap, saturation, batch, standard = read_load(call('GET', s.load))
+  tokens = tokens + v.input + v.output
+  set[2] = s.load
+  set[3] = pack(LOAD, inflight + 1, waiting, now, tokens, limit, cap, token_cap, saturation, batch, standard)
   for i = 1, had and s.ncap or s.ncap + s.nconc do
     set[n + 1], set[n + 2] = s.back[5 + i], (tonumber(got[4 + i]) or 0) + s.amount[i]
     n = n + 2

@@ -18,18 +18,23 @@ local function release(keys, args)
   end
   local got = call(unpack(s.back))
   if got[1] ~= epoch then return {EPOCH} end
-  local now, waiting = server_now(got[2]), sub(text, 1, 1) == 'W'
+  local now, waited = server_now(got[2]), sub(text, 1, 1) == 'W'
   call('HDEL', lease, request)
-  if waiting then
-    leave_queue(s, request .. ' ' .. sub(lease, #P + 7))
+  if waited then
+    local v = parse(text)
+    leave_queue(s, request .. ' ' .. sub(lease, #P + 7), v.tier, v.cost)
     charge, input, output = REMOVE, 0, 0
   end
-  give_back(s, text, got, now, charge, input, output, waiting)
+  give_back(s, text, got, now, charge, input, output, waited)
   if s.tenant ~= '' then
     settle(s.credit, s.out, request, charge)
     if charge == KEEP then call('HSET', P .. 'owed:' .. sub(lease, #P + 7), request, s.tenant) end
   end
-  if (tonumber(got[3]) or 0) > 0 then dispatch(epoch, now, s.deployment, 32) end
+  if (tonumber(got[3]) or 0) > 0 then
+    -- the waiters of other deployments gain only where the cap of all was in the way
+    local of_all = (tonumber(got[5]) or 0) >= ceiling(s.most[1], 0)
+    dispatch(epoch, now, s.deployment, of_all and 8 or 0)
+  end
   return {1}
 end
 

@@ -63,8 +63,8 @@ class FakeAdmission:
         self.ready = True  # False: Valkey is away
         self.over: tuple[Demand, ...] = ()  # soft and dark limits that every request passes
 
-    def prepare(self, demands: tuple[Demand, ...], model: ServedModel, tenant: str) -> Prepared:
-        return Prepared(demands, model, tenant)
+    def prepare(self, demands: tuple[Demand, ...], model: ServedModel, tenant: str, *, owner: str = "") -> Prepared:
+        return Prepared(demands, model, tenant, owner)
 
     async def acquire(
         self,

@@ -56,7 +56,7 @@ def spend(limit_nano: int, *, counter: str = "key:k:spend:d:2026-11-30", enforce
 
 def load_text(*, inflight: int = 0, waiting: int = 0, last_us: int = 0) -> bytes:
     """A deployment's load as the scripts keep it."""
-    return LAYOUT.pack(inflight, waiting, last_us, 0, 0, 0)
+    return LAYOUT.pack(inflight, waiting, last_us, *[0] * 7)
 
 
 def concurrency(limit: int, *, counter: str = "key:k:concurrency") -> Demand:
@@ -186,7 +186,7 @@ async def ask(
     *demands: Demand,
     money: Money = NO_MONEY,
     used: tuple[int, int] = (0, 0),
-    tier: Tier = Tier.STANDARD,
+    tier: Tier = Tier.PRIORITY,
     wait_s: float = 0.0,
     prepared: Prepared | None = None,
     request_id: UUID | None = None,

@@ -1,0 +1,117 @@
+"""The adaptive caps of one deployment, pure: how many requests and how many tokens its engines hold well.
+
+The cap follows what the engines say: it shrinks when their own queue or their KV memory fills, and grows while it is
+used and the time between tokens does not (gradient2 of Netflix' concurrency-limits, on the time between tokens).
+Nothing is ever probed by squeezing.
+"""
+
+import math
+
+import msgspec
+
+WAITING_PER_POD = 5  # of the engine's own queue: more means that it is full
+KV_FULL = 0.9  # of the KV memory: above it engines begin to preempt
+KV_TARGET = 0.85
+TOLERANCE, SLOWEST = 1.5, 0.5  # gradient2: how much slower than of late is still well; the most it shrinks by
+SMOOTHING, TOKEN_SMOOTHING = 0.2, 0.3
+SHRINK, SHRINK_EVERY_S = 0.9, 2.0
+LONG_S = 60.0  # what "of late" means for the time between tokens
+STALE_S, LOST_S, DECAY = 2.0, 10.0, 0.95  # figures this old: nothing changes; the caps fall, by this each second
+HEADROOM = 1.15
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What one scrape of all ready pods says, and the load at that moment."""
+
+    at_s: float  # monotonic
+    pods: int
+    waiting: int  # in the engines' queues
+    kv_used: float  # part of the KV memory, mean over the pods
+    preemptions: int  # since the engines started
+    itl_s: float  # mean time between tokens since the last scrape; 0: no token came
+    inflight: int  # granted by the scheduler
+    tokens: float  # reserved by what is in flight, as estimated
+    since_scrape: int = 0  # grants that the engines' figures cannot show yet
+
+
+class Caps(msgspec.Struct, frozen=True):
+    """What the scheduler goes by. `requests` and `tokens`: 0 is none."""
+
+    requests: float
+    tokens: float = 0.0
+    saturation: float = 0.0
+    itl_s: float = 0.0  # smoothed over some scrapes, as the prompts of one second tell little
+    itl_long_s: float = 0.0
+    preemptions: int = 0
+    shrunk_at_s: float = -math.inf
+    sampled_at_s: float = -math.inf
+
+    @property
+    def most(self) -> int:
+        return max(1, math.floor(self.requests))
+
+
+def batch_bound(gpu_gb: float, kv_gb_per_request: float) -> int:
+    """Return how many requests one pod holds at once by its memory: a fifth is kept free, and each may double.
+
+    80 GB and 1.2 GB a request give 26.
+    """
+    if gpu_gb <= 0 or kv_gb_per_request <= 0:
+        raise ValueError("Memory and the need of a request are positive.")
+    return max(1, int(gpu_gb * 0.8 / (kv_gb_per_request * 2)))
+
+
+def saturation(sample: Sample) -> float:
+    """Return how full the engines are: 1 is full."""
+    pods = max(1, sample.pods)
+    return max((sample.waiting + sample.since_scrape) / (WAITING_PER_POD * pods), sample.kv_used / KV_FULL)
+
+
+def after(caps: Caps, sample: Sample, *, per_pod: int) -> Caps:
+    """Return the caps after a scrape. `per_pod`: the most one pod is given, by its batch bound or its seats."""
+    pods = max(1, sample.pods)
+    most = max(1.0, pods * per_pod * HEADROOM)
+    itl, long = caps.itl_s, caps.itl_long_s
+    if sample.itl_s > 0:
+        itl = itl + (sample.itl_s - itl) * SMOOTHING if itl > 0 else sample.itl_s
+        weight = min(1.0, max(0.0, sample.at_s - caps.sampled_at_s) / LONG_S) if long > 0 else 1.0
+        long += (itl - long) * weight
+        if long > 2 * itl:
+            long *= 0.95
+    full = saturation(sample)
+    requests, shrunk_at = caps.requests, caps.shrunk_at_s
+    preempted = sample.preemptions > caps.preemptions
+    if full >= 1 or preempted:
+        if sample.at_s - shrunk_at >= SHRINK_EVERY_S:
+            requests, shrunk_at = min(requests, float(max(sample.inflight, pods))) * SHRINK, sample.at_s
+    elif sample.inflight >= requests / 2:  # else what it could hold is not known
+        gradient = min(1.0, max(SLOWEST, TOLERANCE * long / itl)) if itl > 0 and long > 0 else 1.0
+        requests = (1 - SMOOTHING) * requests + SMOOTHING * (
+            gradient * requests + max(float(pods), math.sqrt(requests))
+        )
+    return Caps(
+        requests=min(most, max(float(pods), requests)),
+        tokens=_tokens(caps.tokens, sample),
+        saturation=full,
+        itl_s=itl,
+        itl_long_s=long,
+        preemptions=sample.preemptions,
+        shrunk_at_s=shrunk_at,
+        sampled_at_s=sample.at_s,
+    )
+
+
+def _tokens(before: float, sample: Sample) -> float:
+    """Estimates are not tokens: what may be reserved is what fills the memory as it was filled by what is reserved."""
+    if sample.kv_used < 0.2 or sample.tokens <= 0:
+        return before
+    fits = sample.tokens * KV_TARGET / sample.kv_used
+    return fits if before <= 0 else before + (fits - before) * TOKEN_SMOOTHING
+
+
+def unseen(caps: Caps, now_s: float, *, pods: int, per_pod: int) -> Caps:
+    """Return the caps when no scrape came: as they are at first, falling to half of what the pods hold after 10 s."""
+    if now_s - caps.sampled_at_s < LOST_S:
+        return caps
+    floor = max(1.0, pods * per_pod * HEADROOM / 2)
+    return msgspec.structs.replace(caps, requests=max(min(floor, caps.requests), caps.requests * DECAY))

@@ -1,0 +1,392 @@
+-- Who waits for a deployment, and whose turn it is: tier, then tenant by virtual time, then deadline.
+--
+-- Tiers: priority goes first. A lower tier that waits gets its floor of what is granted all the same (FLOOR of the cost
+-- granted lately), for which it may fill the whole cap; else it stops at its ceiling (CEILING).
+-- Tenants: virtual token counters (VTC, OSDI '24). A tenant's time runs by cost over weight when a request of it is
+-- granted out of the queue, and is corrected when it ends. Who comes anew starts at the time of the last one served, so that
+-- nobody saves up turns by being idle. Nothing is counted while nobody waits.
+-- Within a tenant: the earliest deadline.
+--
+-- q:<deployment>:<tier>          zset: waiting tenants by their virtual time
+-- w:<deployment>:<tier>:<tenant> zset: the requests of one, '<request> <replica>', by deadline (µs)
+-- v:<deployment>:<tier>          hash: the virtual time of tenants that do not wait now
+-- d:<deployment>                 the turns, packed: by tier virtual time of the last served (VT), cost waiting (ASKED), cost
+--                                granted lately (GIVEN); when that was; cost served and µs while somebody waited, both of
+--                                late (SERVED, BUSY_US), when that was
+--
+-- Cost: input tokens plus twice the output tokens, as estimated at the door; in the end as used.
+local FLOOR = {[0] = 0.055, 0.21, 0} -- 5 and 20 % are promised
+local OUTPUT_COST = 2
+local LATELY_US, STALL_US, REMEMBER_S = 20000000, 5000000, 120
+local TURNS, TURNS_SIZE = '<ddddddddddddd', 13
+local VT, ASKED, GIVEN, GIVEN_AT, SERVED, BUSY_US, SERVED_AT = 1, 4, 7, 10, 11, 12, 13
+local OWNERS_TRIED, GRANTS_MAX, TIE = 8, 16, 0.001
+
+local function cost_of(input, output) return input + OUTPUT_COST * output end
+
+local function queue_of(deployment, tier) return P .. 'q:' .. deployment .. ':' .. tier end
+
+local function line_of(deployment, tier, owner) return P .. 'w:' .. deployment .. ':' .. tier .. ':' .. owner end
+
+local function past_of(deployment, tier) return P .. 'v:' .. deployment .. ':' .. tier end
+
+local function parse_turns(raw)
+  if raw then return {unpack_struct(TURNS, raw)} end
+  return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+end
+
+local function read_turns(deployment) return parse_turns(call('GET', P .. 'd:' .. deployment)) end
+
+local function turns_text(turns) return pack(TURNS, unpack(turns, 1, TURNS_SIZE)) end
+
+-- Counts a request out of, or into, those that wait for a deployment.
+local function count_waiting(deployment, tier, change, cost)
+  local key, turns = P .. 'm:' .. deployment, read_turns(deployment)
+  local inflight, waiting, last, tokens, limit, cap, token_cap, saturation, batch, standard = read_load(call('GET', key))
+  waiting = max(0, waiting + change)
+  if tier == 0 then batch = max(0, batch + change) elseif tier == 1 then standard = max(0, standard + change) end
+  turns[ASKED + tier] = waiting > 0 and max(0, turns[ASKED + tier] + change * cost) or 0
+  call('MSET', key, pack(LOAD, inflight, waiting, last, tokens, limit, cap, token_cap, saturation, batch, standard),
+    P .. 'd:' .. deployment, turns_text(turns))
+  if waiting == 0 then call('ZREM', P .. 'queues', deployment) end
+end
+
+-- Enters a request; the load is counted by the caller, who has it in hand. `before`: how many wait for this deployment.
+-- Of tenants that come anew the one that came first is served first.
+local function join_queue(s, member, tier, deadline, cost, now, before)
+  local deployment, owner = s.deployment, s.owner
+  local queue, turns = queue_of(deployment, tier), read_turns(deployment)
+  if call('ZADD', line_of(deployment, tier, owner), deadline, member) == 1 and not call('ZSCORE', queue, owner) then
+    local past = tonumber(call('HGET', past_of(deployment, tier), owner)) or 0
+    call('ZADD', queue, max(past, turns[VT + tier] + before * TIE), owner)
+  end
+  turns[ASKED + tier] = turns[ASKED + tier] + cost
+  if before == 0 then
+    turns[SERVED_AT] = now
+    call('ZADD', P .. 'queues', now, deployment)
+  end
+  call('SET', P .. 'd:' .. deployment, turns_text(turns))
+  call('INCR', P .. 'waiters')
+end
+
+-- Takes a member out of its line; the tenant, when it was its last, out of the queue. False when it was not there.
+local function leave_line(deployment, tier, owner, member)
+  local line = line_of(deployment, tier, owner)
+  if call('ZREM', line, member) == 0 then return false end
+  call('DECR', P .. 'waiters')
+  if call('EXISTS', line) == 0 then
+    local queue, past = queue_of(deployment, tier), past_of(deployment, tier)
+    call('HSET', past, owner, call('ZSCORE', queue, owner) or 0)
+    call('EXPIRE', past, REMEMBER_S)
+    call('ZREM', queue, owner)
+  end
+  return true
+end
+
+local function leave_queue(s, member, tier, cost)
+  if leave_line(s.deployment, tier, s.owner, member) then count_waiting(s.deployment, tier, -1, cost) end
+end
+
+-- Moves a tenant's virtual time by what it took more (or less) than it was charged.
+local function charge_turns(s, tier, cost)
+  local queue, past = queue_of(s.deployment, tier), past_of(s.deployment, tier)
+  if call('ZSCORE', queue, s.owner) then
+    call('ZINCRBY', queue, cost / s.weight, s.owner)
+  elseif call('HEXISTS', past, s.owner) == 1 then
+    call('HINCRBYFLOAT', past, s.owner, cost / s.weight)
+  end
+end
+
+-- Notes that a request of this cost has ended while somebody waits: that is how fast the deployment serves.
+local function note_served(turns, cost, now)
+  local since = min(STALL_US, max(0, now - turns[SERVED_AT]))
+  local kept = math.exp(-since / LATELY_US)
+  turns[SERVED], turns[BUSY_US], turns[SERVED_AT] = turns[SERVED] * kept + cost, turns[BUSY_US] * kept + since, now
+end
+
+local function note_given(turns, tier, cost, now)
+  local kept = math.exp(-max(0, now - turns[GIVEN_AT]) / LATELY_US)
+  for t = 0, 2 do turns[GIVEN + t] = turns[GIVEN + t] * kept end
+  turns[GIVEN + tier], turns[GIVEN_AT] = turns[GIVEN + tier] + cost, now
+end
+
+-- How long a request that joins now will wait, in µs: what is before it over how fast the deployment serves. Of its own
+-- tier that is what fair turns let pass before it; a higher tier keeps what it had lately, a lower one its floor.
+-- `waiting`: requests by tier.
+local function wait_of(s, tier, turns, waiting)
+  if turns[BUSY_US] < 100000 or turns[SERVED] <= 0 then return 0 end -- nothing is known yet
+  local higher, given, above, free = 0, 0, 0, 1
+  for t = 0, 2 do
+    given = given + turns[GIVEN + t]
+    if t > tier then
+      higher, above = higher + turns[ASKED + t], above + turns[GIVEN + t]
+    elseif t < tier and waiting[t] > 0 then
+      free = free - FLOOR[t]
+    end
+  end
+  local part = given > 0 and max(FLOOR[tier], FLOOR[0], 1 - above / given) or 1
+  local own = turns[ASKED + tier]
+  if waiting[tier] > 0 then
+    local owners = call('ZCARD', queue_of(s.deployment, tier))
+    local mine = call('ZCARD', line_of(s.deployment, tier, s.owner))
+    if mine == 0 then owners = owners + 1 end
+    own = min(own, mine * owners * own / waiting[tier] / s.weight)
+  end
+  return (higher + own / part) / free * turns[BUSY_US] / turns[SERVED]
+end
+
+-- Gives back the slots of a lease that has just been removed, what of its tokens was not used (-1: as estimated), and of
+-- its budgets what was not charged. `got` is the answer to `s.back`. `unserved`: nothing was sent to an engine.
+local function give_back(s, lease, got, now, charge, input, output, unserved)
+  local state, tier, at, had_input, had_output, hold, deadline = unpack_struct(LEASE, lease)
+  local n, granted = 1, state == 'G'
+  if granted then
+    local inflight, waiting, _, tokens, limit, cap, token_cap, saturation, batch, standard = read_load(got[4])
+    tokens = max(0, tokens - had_input - had_output)
+    set[2] = s.load
+    set[3] = pack(LOAD, max(0, inflight - 1), waiting, now, tokens, limit, cap, token_cap, saturation, batch, standard)
+    n = 3
+    if waiting > 0 then
+      local turns = read_turns(s.deployment)
+      note_served(turns, cost_of(had_input, had_output), now)
+      set[4], set[5], n = P .. 'd:' .. s.deployment, turns_text(turns), 5
+    end
+  end
+  local keys, amounts = s.back, s.amount
+  local first_spend = s.ncap + s.nconc + 1
+  for i = granted and 1 or s.ncap + 1, first_spend - 1 do
+    set[n + 1], set[n + 2] = keys[5 + i], max(0, (tonumber(got[4 + i]) or 0) - amounts[i])
+    n = n + 2
+  end
+  if charge ~= KEEP then
+    local difference = (charge == REMOVE and 0 or charge) - hold
+    for i = first_spend, s.ncount do
+      local spent = tonumber(got[4 + i])
+      if spent then
+        set[n + 1], set[n + 2] = keys[5 + i], max(0, spent + difference)
+        n = n + 2
+      end
+    end
+  end
+  for i = 1, s.ntoken do
+    local r = s.tokens[i]
+    local d = 0
+    if r.unit == 1 and input >= 0 then d = input - had_input elseif r.unit == 2 and output >= 0 then d = output - had_output end
+    local value = d ~= 0 and adjust_rate(r, got[4 + s.ncount + i], at, d)
+    if value then
+      set[n + 1], set[n + 2] = r.key, value
+      n = n + 2
+    end
+  end
+  if unserved then -- it does not count as a request either
+    for _, r in ipairs(s.rates) do
+      local value = r.unit == 0 and adjust_rate(r, call('GET', r.key), at, -r.amount)
+      if value then
+        set[n + 1], set[n + 2] = r.key, value
+        n = n + 2
+      end
+    end
+  end
+  write(n)
+  if granted and deadline > 0 and input >= 0 and output >= 0 then
+    charge_turns(s, tier, cost_of(input, output) - cost_of(had_input, had_output))
+  end
+end
+
+local function parse(text)
+  local state, tier, at, input, output, hold, deadline = unpack_struct(LEASE, text)
+  return {
+    state = state, tier = tier, at = at, input = input, output = output, hold = hold, deadline = deadline,
+    cost = cost_of(input, output),
+  }
+end
+
+-- Gives back everything of a lease that its replica cannot or need not speak for: `served` keeps what it took of money,
+-- tokens and budgets, because nobody knows yet what it used.
+local function drop(epoch, lease, request, replica, now, served)
+  local text = call('HGET', lease, request)
+  if not text then return nil end
+  call('HDEL', lease, request)
+  local s = #text > LEASE_SIZE and spec_of(epoch, sub(text, LEASE_SIZE + 1))
+  if not s then return nil end
+  if sub(text, 1, 1) == 'W' then
+    local v = parse(text)
+    leave_queue(s, request .. ' ' .. replica, v.tier, v.cost)
+    served = false
+  end
+  local got = call(unpack(s.back))
+  if served then
+    give_back(s, text, got, now, KEEP, -1, -1, false)
+    if s.tenant ~= '' then call('HSET', P .. 'owed:' .. replica, request, s.tenant) end
+  else
+    give_back(s, text, got, now, REMOVE, 0, 0, true)
+    if s.tenant ~= '' then settle(s.credit, s.out, request, REMOVE) end
+  end
+  return s
+end
+
+local function alive(replica, now)
+  local expiry = call('ZSCORE', P .. 'beat', replica)
+  return expiry and tonumber(expiry) * 1000 > now
+end
+
+-- Does the request of this lease fit now? 'fits'; 'owner' (one of its tenant's own caps is full); 'full' (the deployment
+-- is); 'stop' (the platform is). `whole`: it may fill the caps, whatever its tier.
+local function room(s, v, got, load, whole)
+  local most = nearer(load[5], load[6])
+  if most > 0 and load[1] >= (whole and most or ceiling(most, v.tier)) then return 'full' end
+  local need, token_cap = v.input + v.output, load[7] * (whole and 1 or CEILING[v.tier])
+  if token_cap > 0 and load[1] > 0 and load[4] + need > token_cap then return 'full' end
+  for i = 1, s.ncap do
+    local of_all = s.back[5 + i] == P .. 'c:global'
+    local limit = (of_all and not whole) and ceiling(s.most[i], v.tier) or s.most[i]
+    if (tonumber(got[4 + i]) or 0) + s.amount[i] > limit then return of_all and 'stop' or 'owner' end
+  end
+  return 'fits'
+end
+
+-- Grants what waits as `member`: its caps, its turn, the message to its replica.
+local function grant(s, v, text, member, owner, got, load, turns, now)
+  local request, replica = string.match(member, '^(%S+) (%S+)$')
+  local deployment, tier = s.deployment, v.tier
+  local queue = queue_of(deployment, tier)
+  turns[VT + tier] = max(turns[VT + tier], tonumber(call('ZSCORE', queue, owner)) or 0)
+  call('ZINCRBY', queue, v.cost / s.weight, owner)
+  leave_line(deployment, tier, owner, member)
+  note_given(turns, tier, v.cost, now)
+  turns[ASKED + tier] = max(0, turns[ASKED + tier] - v.cost)
+  load[1], load[2], load[3], load[4] = load[1] + 1, load[2] - 1, now, load[4] + v.input + v.output
+  if tier < 2 then load[9 + tier] = load[9 + tier] - 1 end
+  set[2], set[3] = s.load, pack(LOAD, unpack(load, 1, LOAD_SIZE))
+  set[4], set[5] = P .. 'd:' .. deployment, turns_text(turns)
+  for i = 1, s.ncap do
+    set[4 + 2 * i], set[5 + 2 * i] = s.back[5 + i], (tonumber(got[4 + i]) or 0) + s.amount[i]
+  end
+  write(5 + 2 * s.ncap)
+  call('HSET', P .. 'lease:' .. replica, request, 'G' .. sub(text, 2))
+  call('ZADD', P .. 'unclaimed', now + CLAIM_US, member)
+  call('RPUSH', P .. 'grants:' .. replica, 'G ' .. request)
+  if load[2] > 0 then
+    call('ZADD', P .. 'queues', now, deployment)
+  else
+    call('ZREM', P .. 'queues', deployment)
+  end
+end
+
+-- Tells the replica that its request waits no more, and gives back what it took.
+local function dismiss(epoch, member, now, message)
+  local request, replica = string.match(member, '^(%S+) (%S+)$')
+  drop(epoch, P .. 'lease:' .. replica, request, replica, now, false)
+  call('RPUSH', P .. 'grants:' .. replica, message .. ' ' .. request)
+end
+
+-- Is this tier so far below its floor that a request of this cost is due? Most of it may be ahead, so that the mean is not
+-- below the floor.
+local function is_due(turns, tier, cost)
+  return turns[GIVEN + tier] + cost / 4 <= FLOOR[tier] * (turns[GIVEN] + turns[GIVEN + 1] + turns[GIVEN + 2])
+end
+
+-- Tries the request whose turn it is among those of one tier: 'next' (granted or dropped), 'full', 'stop', or 'none'.
+-- `due`: only if its tier is below its floor, and then it may fill the whole cap.
+local function dispatch_tier(epoch, deployment, tier, due, load, turns, now)
+  for nth = 0, OWNERS_TRIED - 1 do
+    local owner = call('ZRANGE', queue_of(deployment, tier), nth, nth)[1]
+    if not owner then return 'none' end
+    local member = call('ZRANGE', line_of(deployment, tier, owner), 0, 0)[1]
+    if not member then
+      call('ZREM', queue_of(deployment, tier), owner)
+      return 'next'
+    end
+    local request, replica = string.match(member, '^(%S+) (%S+)$')
+    local text = call('HGET', P .. 'lease:' .. replica, request)
+    local s = text and #text > LEASE_SIZE and spec_of(epoch, sub(text, LEASE_SIZE + 1))
+    local v = s and parse(text)
+    if not s or v.state ~= 'W' or v.deadline <= now or not alive(replica, now) then
+      if leave_line(deployment, tier, owner, member) then count_waiting(deployment, tier, -1, v and v.cost or 0) end
+      if not v or v.state == 'W' then dismiss(epoch, member, now, 'X') end
+      return 'next'
+    end
+    if due and not is_due(turns, tier, v.cost) then return 'none' end
+    local got = call(unpack(s.back))
+    local fits = room(s, v, got, load, due)
+    if fits == 'fits' then
+      grant(s, v, text, member, owner, got, load, turns, now)
+      return 'next'
+    end
+    if fits ~= 'owner' then return fits end
+  end
+  return 'none'
+end
+
+-- Grants to one deployment's waiters what fits, the highest tier first but for a tier that is below its floor: 'next'
+-- (one was granted or dropped), 'full', 'stop' or 'empty'.
+local function dispatch_one(epoch, deployment, now)
+  local got = call('MGET', P .. 'm:' .. deployment, P .. 'd:' .. deployment)
+  local load, turns = {read_load(got[1])}, parse_turns(got[2])
+  if load[2] <= 0 then
+    call('ZREM', P .. 'queues', deployment)
+    return 'empty'
+  end
+  local waiting = {[0] = load[9], load[10], load[2] - load[9] - load[10]}
+  for tier = 0, 1 do
+    local higher = waiting[2] + (tier == 0 and waiting[1] or 0)
+    if waiting[tier] > 0 and higher > 0 and is_due(turns, tier, 0) then
+      local result = dispatch_tier(epoch, deployment, tier, true, load, turns, now)
+      if result ~= 'none' then return result end
+    end
+  end
+  for tier = 2, 0, -1 do
+    if waiting[tier] > 0 then
+      local result = dispatch_tier(epoch, deployment, tier, false, load, turns, now)
+      if result ~= 'none' then return result end
+    end
+  end
+  return 'full'
+end
+
+-- Grants what now fits: of deployment `own`, then of those that have waited longest for their turn. Bounded: what is left
+-- over comes with the next release or tick.
+local function dispatch(epoch, now, own, others_max)
+  local left = GRANTS_MAX
+  while own and left > 0 do
+    local result = dispatch_one(epoch, own, now)
+    if result == 'stop' then return end
+    if result ~= 'next' then break end
+    left = left - 1
+  end
+  local passed = own and {[own] = true} or {}
+  while left > 0 and others_max > 0 do
+    local progress = false
+    for _, deployment in ipairs(call('ZRANGE', P .. 'queues', 0, others_max - 1)) do
+      if not passed[deployment] and left > 0 then
+        local result = dispatch_one(epoch, deployment, now)
+        if result == 'stop' then return end
+        if result == 'next' then
+          left, progress = left - 1, true
+        else
+          passed[deployment] = true
+        end
+      end
+    end
+    if not progress then return end
+  end
+end
+
+-- Makes a place in a full queue for a request of this tier: a waiter of a lower tier goes, the one that would be served
+-- last; else one of a tenant that has more waiting than the newcomer. False when there is none.
+local function make_place(epoch, s, tier, load, now)
+  local waiting = {[0] = load[9], load[10], load[2] - load[9] - load[10]}
+  for lower = 0, tier do
+    if waiting[lower] > 0 then
+      local owner = call('ZREVRANGE', queue_of(s.deployment, lower), 0, 0)[1]
+      local line = owner and line_of(s.deployment, lower, owner)
+      local mine = lower == tier and call('ZCARD', line_of(s.deployment, tier, s.owner)) + 1 or 0
+      if owner and (lower < tier or (owner ~= s.owner and call('ZCARD', line) > mine)) then
+        dismiss(epoch, call('ZREVRANGE', line, 0, 0)[1], now, 'E')
+        return true
+      end
+      return false
+    end
+  end
+  return false
+end
