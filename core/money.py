@@ -51,8 +51,8 @@ def parse_pico(text: str, *, param: str = "amount") -> int:
 
 def format_pico(pico: int) -> str:
     """Return the amount with exactly 12 decimals, e.g. ``0.012258000000``."""
-    digits = str(abs(pico)).zfill(13)
-    return f"{'-' if pico < 0 else ''}{digits[:-12]}.{digits[-12:]}"
+    digits = f"{pico:013d}" if pico >= 0 else f"{pico:014d}"  # of a negative one the sign takes a place
+    return f"{digits[:-12]}.{digits[-12:]}"
 
 
 def nano_up(pico: int) -> int:

@@ -108,7 +108,7 @@ class _Connection(asyncio.Protocol):
         self._out: list[bytes] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._now = self._loop.time
-        self._heard = self._now()
+        self._heard = self._written_at = self._now()
         self._overdue: tuple[asyncio.Future[Any] | None, float] | None = None
         self.on_error: Callable[[RespError], None] | None = None
         self._open = False
@@ -128,20 +128,30 @@ class _Connection(asyncio.Protocol):
         if not self._open or len(self._pending) >= self._in_flight_max:
             _fail(future, RespUnavailable("too many calls in flight" if self._open else "not connected to Valkey"))
             return future
-        self._pending.append((future, self._now()))
-        self.write(packed)
+        if not self._out:
+            self._begin_turn()
+        self._out.append(packed)
+        self._pending.append((future, self._written_at))
         return future
 
     def post(self, packed: bytes) -> None:
         """Send and forget; without a connection it is not sent."""
         if self._open and len(self._pending) < self._in_flight_max:
-            self._pending.append((None, self._now()))
-            self.write(packed)
+            if not self._out:
+                self._begin_turn()
+            self._out.append(packed)
+            self._pending.append((None, self._written_at))
 
     def write(self, packed: bytes) -> None:
+        """Send what has no reply of its own."""
         if not self._out:
-            self._loop.call_soon(self._flush)
+            self._begin_turn()
         self._out.append(packed)
+
+    def _begin_turn(self) -> None:
+        """All calls of one turn of the loop go out together, and count as made when it began."""
+        self._written_at = self._now()
+        self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         if self._open and self._transport is not None:

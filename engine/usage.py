@@ -6,7 +6,9 @@ to quarantine and is never billed automatically.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from catalog.types import EngineKind
 from core.usage import TokenUsage
@@ -27,12 +29,46 @@ REASONING = (("completion_tokens_details", "reasoning_tokens"), ("", "reasoning_
 _PARTED = frozenset(container or member for container, member in (*CACHED, *CACHE_WRITE, *REASONING))
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)]
+
+
+class _PlainUsage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    prompt_tokens: _Count
+    completion_tokens: _Count
+    total_tokens: int
+    prompt_tokens_details: None = None
+    completion_tokens_details: None = None
+
+
+class _PlainAnswer(msgspec.Struct, gc=False):
+    id: Annotated[str, msgspec.Meta(max_length=200)]
+    usage: _PlainUsage
+    timings: None = None
+
+
+_plain = msgspec.json.Decoder(_PlainAnswer).decode
+
+
 class UsageRejected(ValueError):  # noqa: N818 - it says what happened to the report
     """The report cannot be billed. `reason` is safe to store: it names members and counts, never text."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+def plain_usage(answer: bytes) -> tuple[str, TokenUsage] | None:
+    """Return id and usage of an answer that reports tokens in and out and nothing else, as `normalise` would.
+
+    None for any other, also for one that is wrong: most answers are such, and need not be taken apart.
+    """
+    try:
+        found = _plain(answer)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    usage = found.usage
+    prompt, completion = usage.prompt_tokens, usage.completion_tokens
+    return (found.id, TokenUsage(prompt, 0, 0, completion)) if usage.total_tokens == prompt + completion else None
 
 
 def normalise(raw: Mapping[str, Any]) -> TokenUsage:

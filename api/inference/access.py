@@ -151,7 +151,12 @@ def _resolve(directory: Directory, admission: Admission, principal: Principal, c
     payer = principal.tenant_id.hex if call.endpoint != "tokenize" else ""  # which costs nothing
     prepared = admission.prepare(demands, model, payer, owner=principal.tenant_id.hex)
     fields = engine_fields(principal, model, tier, call.endpoint)
-    return Offer(principal, model, tier, schedule, until_us, prepared, fields, LimitLines(prepared.named))
+    facts = (
+        *(principal.tenant_id, principal.project_id, principal.key_id),
+        *(model.model_id, model.version_id, model.deployment_id, model.name),
+        *(call.endpoint, tier, schedule.currency, schedule.price_version_id),
+    )
+    return Offer(principal, model, tier, schedule, until_us, prepared, fields, LimitLines(prepared.named), facts)
 
 
 def _price(

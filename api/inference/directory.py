@@ -33,6 +33,7 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     prepared: Any
     fields: bytes
     lines: LimitLines = NO_LIMITS  # of the limits of key, project and tenant
+    facts: tuple[Any, ...] = ()  # of a usage event: what is the same in all of this offer, from tenant to price version
 
 
 class Directory:

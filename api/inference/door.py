@@ -50,13 +50,13 @@ def recall(gateway: Gateway, data: bytes, peer: str) -> tuple[Request, bool] | N
     known = gateway.heads.get(shape)
     if known is None or len(data) - begin > gateway.settings.body_max_bytes:
         return None
-    digest = _digest(gateway, key)
+    digest = hashlib.blake2b(key, digest_size=32, key=gateway.pepper).digest()  # as `_digest`
     if digest not in gateway.directory.principals:
         return None
     head, endpoint, keep_alive = known
-    request = Request(head, endpoint, digest, wire.client_address(head, peer, gateway.settings.trusted_proxies))
-    request.body = data[begin:]
-    return request, keep_alive
+    if proxies := gateway.settings.trusted_proxies:
+        peer = wire.client_address(head, peer, proxies)
+    return Request(head, endpoint, digest, peer, data[begin:]), keep_alive
 
 
 def learn(gateway: Gateway, data: bytes, request: Request, *, keep_alive: bool) -> None:

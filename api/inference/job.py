@@ -19,12 +19,12 @@ class Request:
 
     __slots__ = ("body", "client_ip", "digest", "endpoint", "head")
 
-    def __init__(self, head: Head, endpoint: str, digest: bytes, client_ip: str) -> None:
+    def __init__(self, head: Head, endpoint: str, digest: bytes, client_ip: str, body: bytes = b"") -> None:
         self.head = head
         self.endpoint = endpoint
         self.digest = digest
         self.client_ip = client_ip
-        self.body = b""
+        self.body = body
 
 
 class Client(Protocol):

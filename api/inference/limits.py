@@ -6,7 +6,8 @@ minute, and of requests at once. What OpenAI's clients read of tokens is the nea
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from core.demand import Demand, DemandKind, Unit
@@ -24,36 +25,49 @@ _UNIT_OF_METRIC = {
     LimitMetric.OUTPUT_TOKENS_PER_MINUTE: Unit.OUTPUT_TOKEN,
 }
 _FIRST = 5  # of a grant's answer that speaks of limits
+# Where an answer tells the places of limits and their numbers, by whether it tells of concurrency and of which units.
+_GETTERS: dict[tuple[object, ...], tuple[Any, Any]] = {
+    (True,): (itemgetter(6), itemgetter(5)),
+    (False, Unit.REQUEST): (itemgetter(7), itemgetter(5, 6)),
+    (True, Unit.REQUEST): (itemgetter(6, 9), itemgetter(5, 7, 8)),
+}
 
 
-def _template(name: bytes, limit: int) -> bytes:
+def _template(name: bytes, limit: int, reset: bytes = b"%d") -> bytes:
     """Lines with places for what remains and for the reset in s."""
-    return b"X-Ratelimit-Limit-%b: %d\r\nX-Ratelimit-Remaining-%b: %%d\r\nX-Ratelimit-Reset-%b: %%ds\r\n" % (
+    return b"X-Ratelimit-Limit-%b: %d\r\nX-Ratelimit-Remaining-%b: %%d\r\nX-Ratelimit-Reset-%b: %bs\r\n" % (
         *(name, limit),
-        *(name, name),
+        *(name, name, reset),
     )
 
 
 class LimitLines:
     """The header lines of an offer, ready but for their numbers. `named`: the demands that a grant's answer names."""
 
-    __slots__ = ("named", "of_tokens", "shows_concurrency", "templates", "units")
+    __slots__ = ("known", "named", "numbers", "of_tokens", "places", "shows_concurrency", "templates", "units")
 
     def __init__(self, named: Sequence[Demand]) -> None:
         self.named = tuple(named)
-        self.templates = [_template(_name(demand), demand.limit) if demand.enforced else b"" for demand in named]
+        self.templates = [_template_of(demand) if demand.enforced else b"" for demand in named]
         self.of_tokens = [_template(_TOKENS, demand.limit) if demand.unit else b"" for demand in named]
         shown = [demand for demand in named if demand.enforced]
         self.shows_concurrency = any(demand.kind is DemandKind.CONCURRENCY for demand in shown)
         self.units = sorted({demand.unit for demand in shown if demand.kind is DemandKind.RATE})
+        # Without limits of tokens the lines of an answer are one template, found by the limits that it names.
+        self.known: dict[object, bytes] = {}
+        self.places, self.numbers = _GETTERS.get((self.shows_concurrency, *self.units), (None, None))
 
     def of(self, reply: Sequence[int]) -> bytes:
         """Return the lines of what was granted; see `scheduler.types.Grant.reply`."""
         if len(reply) <= _FIRST:
             return b""
+        if self.places is not None and self.numbers is not None:
+            template = self.known.get(self.places(reply)) or self._learn(reply)
+            lines: bytes = template % self.numbers(reply)
+            return lines
         at, lines, templates = _FIRST, b"", self.templates
         if self.shows_concurrency:
-            lines = templates[reply[6]] % (reply[5], 0)
+            lines = templates[reply[6]] % reply[5]
             at = 7
         least, tokens = -1, b""
         for unit in self.units:
@@ -63,6 +77,18 @@ class LimitLines:
             if unit and (least < 0 or remaining < least):
                 least, tokens = remaining, self.of_tokens[place] % (remaining, reset_s)
         return lines + tokens
+
+    def _learn(self, reply: Sequence[int]) -> bytes:
+        """Make the template of an answer that names these limits."""
+        at = _FIRST + 1
+        template = b""
+        if self.shows_concurrency:
+            template, at = self.templates[reply[at]], at + 2
+        if self.units:
+            template += self.templates[reply[at + 1]]
+        if self.places is not None:
+            self.known[self.places(reply)] = template
+        return template
 
     def rates(self, reply: Sequence[int]) -> "list[State]":
         """Return the rates that the answer speaks of."""
@@ -129,6 +155,12 @@ class SeenLimits:
             return {}
         reply, lines, at = seen
         return {state.demand.counter: state[:3] for state in lines.rates(reply) if at + state.reset_s > now}
+
+
+def _template_of(demand: Demand) -> bytes:
+    """A place at once comes back whenever a request ends: its reset is always 0 s."""
+    reset = b"%d" if demand.kind is DemandKind.RATE else b"0"
+    return _template(_name(demand), demand.limit, reset)
 
 
 def _name(demand: Demand) -> bytes:

@@ -95,7 +95,9 @@ class Metrics:
         self.cached_tokens += cached
         self.output_tokens += usage.output + usage.reasoning
         if first_byte_s is not None:
-            self.ttft.observe(first_byte_s)
+            ttft = self.ttft
+            ttft.counts[bisect_left(ttft.bounds, first_byte_s)] += 1
+            ttft.total += first_byte_s
 
     def add(self, name: str, step: int = 1) -> None:
         self.counters[name] += step

@@ -17,7 +17,7 @@ from billing.types import CountSource, Outcome, UsageEvent
 from core.errors import ErrorKind, PlatformError
 from core.money import format_pico, nano_up
 from core.usage import NO_USAGE, TokenUsage
-from engine.usage import UsageRejected, normalise
+from engine.usage import UsageRejected, normalise, plain_usage
 
 RAW_USAGE_MAX = 2000
 CLIENT_LEFT = PlatformError("CLIENT_LEFT", ErrorKind.INVALID, "The client closed the connection.")
@@ -46,7 +46,8 @@ async def settle(gateway: Gateway, job: Job, request: Request, client: Client, e
         error = relay.error
     bill = None
     if relay is not None and job.call.endpoint != "tokenize":  # which costs nothing and is no generation
-        bill = make_bill(job, relay, error) or await counted_bill(gateway, job, relay, error)
+        bill = plain_bill(job, relay) if error is None and not job.call.stream else None
+        bill = bill or make_bill(job, relay, error) or await counted_bill(gateway, job, relay, error)
         if error is None and bill.outcome is UPSTREAM_ERROR:
             error = errors.upstream_error()  # it said 200, and what came is no answer
     status = 200 if error is None else CLIENT_LEFT_STATUS if error is CLIENT_LEFT else errors.status_of(error)
@@ -78,6 +79,18 @@ def tokens_used(job: Job, relay: Relay | None, bill: Bill | None) -> tuple[int, 
 
 
 # ---- the bill
+
+
+def plain_bill(job: Job, relay: Relay) -> Bill | None:
+    """The bill of a whole answer that reports no more than tokens in and out; None for any other answer."""
+    found = plain_usage(b"".join(relay.body))
+    if found is None or estimate.impossible(found[1], job.call, job.offer.model):
+        return None
+    try:
+        pico = pricing.charge(found[1], job.offer.schedule, COMPLETED)
+    except ValueError:
+        return None
+    return Bill(COMPLETED, found[1], ENGINE, pico, upstream_id=found[0])
 
 
 def make_bill(job: Job, relay: Relay, error: PlatformError | None) -> Bill | None:
@@ -148,22 +161,9 @@ async def counted_bill(gateway: Gateway, job: Job, relay: Relay, error: Platform
 
 def record(gateway: Gateway, job: Job, bill: Bill, status: int) -> Any:
     """Hand the usage event to the spool; returns a future: True on disk, False refused by it, None after too long."""
-    offer, call, relay = job.offer, job.call, job.relay
-    principal, model, schedule = offer.principal, offer.model, offer.schedule
+    relay, grant = job.relay, job.grant
     first_at = relay.first_at if relay is not None else 0.0
-    event = UsageEvent(
-        job.id,
-        principal.tenant_id,
-        principal.project_id,
-        principal.key_id,
-        model.model_id,
-        model.version_id,
-        model.deployment_id,
-        model.name,
-        call.endpoint,
-        offer.tier,
-        schedule.currency,
-        schedule.price_version_id,
+    ending: tuple[Any, ...] = (  # the members of an event that are this request's own, in their order
         bill.outcome,
         status,
         bill.pico,
@@ -171,14 +171,15 @@ def record(gateway: Gateway, job: Job, bill: Bill, status: int) -> Any:
         gateway.clock.now_us(),
         bill.usage,
         bill.source,
-        call.stream,
-        job.grant.queue_us if job.grant is not None else 0,
+        job.call.stream,
+        grant.queue_us if grant is not None else 0,
         int((first_at - job.started) * 1_000_000) if first_at else 0,
         bill.upstream_id,
         bill.quarantine,
         bill.raw_usage,
         job.claim.digest if job.claim is not None else b"",
     )
+    event = UsageEvent(job.id, *job.offer.facts, *ending)
     durable = gateway.loop.create_future()
     gateway.spool.append(event, durable.set_result)
     return durable

@@ -75,6 +75,48 @@ def test_any_json_is_passed_on_unchanged_but_for_ours(content: Any, extra: dict[
     assert sent == {**document, "model": "inner", "max_tokens": 5}
 
 
+chat_texts = st.lists(st.builds("".join, st.tuples(json_texts, st.sampled_from(["", "fox " * 600]))), min_size=1)
+
+
+@given(
+    texts=chat_texts,
+    ours=st.dictionaries(st.sampled_from(["stream", "max_tokens", "max_completion_tokens"]), st.just(1)),
+    extra=st.dictionaries(st.sampled_from(["stop", "seed", "temperature", "response_format", "n"]), json_values),
+    spaces=st.booleans(),
+)
+def test_any_chat_of_texts_is_passed_on_unchanged_but_for_ours(
+    texts: list[str], ours: dict[str, Any], extra: dict[str, Any], spaces: bool
+) -> None:
+    """Short and long, with members that make it unusual and without."""
+    extra = {**extra, "n": 2} if "n" in extra else extra
+    ours = {**ours, "stream": True} if "stream" in ours else ours
+    messages = [{"role": "user", "content": text} for text in texts]
+    document = {"model": "m", "messages": messages, **ours, **extra}
+    raw = orjson.dumps(document, option=orjson.OPT_INDENT_2 if spaces else None)
+    call = parse("chat", raw)
+    sent = msgspec.json.decode(b"".join(call.for_engine(b'"model":"inner","max_tokens":5')))
+    assert sent == {"messages": messages, **extra, "model": "inner", "max_tokens": 5}
+    assert (call.stream, call.choices, call.text_only, call.size) == (
+        "stream" in ours,
+        extra.get("n", 1),
+        True,
+        len(raw),
+    )
+    assert call.max_tokens_name == ("max_completion_tokens" if "max_completion_tokens" in ours else "max_tokens")
+
+
+@given(texts=chat_texts, twice=st.sampled_from(["role", "content", "name", "top", "ours"]), place=st.integers(0, 50))
+def test_a_chat_of_texts_with_a_member_twice_is_refused(texts: list[str], twice: str, place: int) -> None:
+    messages = [orjson.dumps({"role": "user", "content": text}) for text in texts]
+    if twice in {"role", "content", "name"}:
+        at = place % len(messages)
+        again = b'{"%b":"x",' % twice.encode() * (2 if twice == "name" else 1)
+        messages[at] = again.replace(b",{", b",") + messages[at][1:]
+    more = {"top": b',"seed":1,"seed":1', "ours": b',"stream":true,"stream":true'}.get(twice, b"")
+    raw = b'{"model":"m","messages":[%b]%b}' % (b",".join(messages), more)
+    assert "twice" in refused(raw).message
+
+
 @given(content=json_values, place=st.integers(0, 1))
 def test_any_json_with_a_member_twice_is_refused(content: Any, place: int) -> None:
     inner = orjson.dumps({"k": content})

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.usage import TokenUsage
-from engine.usage import UsageRejected, normalise
+from engine.usage import UsageRejected, normalise, plain_usage
 
 
 def openai(prompt: int, cached: int, completion: int, reasoning: int) -> dict[str, Any]:
@@ -153,3 +154,35 @@ def test_an_inconsistent_report_is_rejected_with_its_reason(raw: dict[str, Any],
 )
 def test_real_reports_become_disjoint_parts(raw: dict[str, Any], expected: TokenUsage) -> None:
     assert normalise(raw) == expected
+
+
+counts = st.integers(-2, 3) | st.sampled_from([10**9, 10**9 + 1, True, 1.0, None, "1"])
+
+
+@given(
+    st.fixed_dictionaries(
+        {"prompt_tokens": counts, "completion_tokens": counts},
+        optional={
+            "total_tokens": counts,
+            "prompt_tokens_details": st.none() | st.just({"cached_tokens": 1}),
+            "completion_tokens_details": st.none(),
+            "reasoning_tokens": counts,
+        },
+    ),
+    st.booleans(),
+)
+def test_a_plain_report_is_read_as_any_other_and_what_is_odd_is_left_to_it(usage: dict[str, Any], sums: bool) -> None:
+    if sums and type(usage["prompt_tokens"]) is type(usage["completion_tokens"]) is int:
+        usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+    found = plain_usage(msgspec.json.encode({"id": "gen-1", "choices": [{}], "usage": usage}))
+    if found is not None:
+        assert found == ("gen-1", normalise({"usage": usage}))
+
+
+def test_most_reports_are_plain() -> None:
+    vllm = (
+        b'{"id":"c","usage":{"prompt_tokens":21,"total_tokens":37,"completion_tokens":16,"prompt_tokens_details":null}}'
+    )
+    assert plain_usage(vllm) == ("c", TokenUsage(input_uncached=21, output=16))
+    assert plain_usage(vllm.replace(b"37", b"38")) is None
+    assert plain_usage(b'{"id":"c","usage":null}') is None
