@@ -7,8 +7,8 @@ from billing.types import Outcome, PriceSchedule, PriceStep
 from core.money import MAX_EVENT_PICO
 from core.usage import TokenUsage
 
-BILLED_OUTCOMES = frozenset({Outcome.COMPLETED, Outcome.CLIENT_ABORT})
-"""The endings a tenant pays for. Ours that went wrong (error, timeout, preemption) cost the tenant nothing."""
+# The endings a tenant pays for. Ours that went wrong (error, timeout, preemption) cost the tenant nothing.
+COMPLETED, CLIENT_ABORT = Outcome.COMPLETED, Outcome.CLIENT_ABORT
 
 
 def rate(usage: TokenUsage, s: PriceSchedule) -> int:
@@ -19,9 +19,10 @@ def rate(usage: TokenUsage, s: PriceSchedule) -> int:
     """
     fresh, cached, written = usage.input_uncached, usage.input_cached, usage.input_cache_write
     output, reasoning = usage.output, usage.reasoning
-    if min(fresh, cached, written, output, reasoning) < 0:
-        raise ValueError("a token count is negative")
-    if not (fresh or cached or written or output or reasoning):
+    bits = fresh | cached | written | output | reasoning  # below 0 when any part is, 0 when all are
+    if bits <= 0:
+        if bits:
+            raise ValueError("a token count is negative")
         return 0
     unit = step_of(s, fresh + cached + written) if s.steps else s
     pico = (
@@ -57,9 +58,7 @@ def charge(usage: TokenUsage, s: PriceSchedule, outcome: Outcome) -> int:
         ValueError: as `rate`; also for endings that are not billed, since a negative part is wrong anywhere.
     """
     pico = rate(usage, s)
-    if outcome not in BILLED_OUTCOMES:
-        return 0
-    if outcome is Outcome.CLIENT_ABORT and usage.output_total == 0:
+    if outcome is not COMPLETED and (outcome is not CLIENT_ABORT or usage.output_total == 0):
         return 0
     if pico < s.minimum and (pico or usage.input_total or usage.output_total):
         return s.minimum
