@@ -348,13 +348,13 @@ async def test_four_calls_are_four_receipts_whatever_the_engine_calls_them(
 async def test_usage_in_any_chunk_is_the_receipt_of_the_buffered_call(
     fleet: Fleet, gateways: list[httpx.AsyncClient], plan: str
 ) -> None:
-    """26 uncached at 2.00, 5 cached at 0.20, 12 out at 6.00 are 0.000125."""
+    """Counts of LiteLLM 36168: 239 uncached at 2.00, 15,872 cached at 0.20, 2 out at 6.00 are 0.0036644."""
     customer = await fleet.customer("1")
     for stream in (False, True):
-        content = body(f"[[sim n=12 p=31 cached=5 {plan}]]", stream=stream)
+        content = body(f"[[sim n=2 p=16111 cached=15872 {plan}]]", stream=stream)
         answer = await gateways[0].post(CHAT, content=content, headers=customer.headers)
         receipt = await fleet.receipt(customer, answer.headers["x-request-id"])
-        assert (receipt["amount"], receipt["count_source"]) == ("0.000125000000", "engine")
+        assert (receipt["amount"], receipt["count_source"]) == ("0.003664400000", "engine")
         if stream:
             assert events_of(answer.text)[-1] == "[DONE]"
 

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from sqlalchemy import text
 
-from billing import price_book, price_table
+from billing import price_book, price_table, pricing
 from billing.price_table import (
     PriceTable,
     PublishedVersion,
@@ -25,6 +25,7 @@ from core.ids import new_uuid
 from core.money import Currency
 from core.settings import Database
 from core.tiers import Tier
+from core.usage import TokenUsage
 from tests.factories import billing as make
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
@@ -128,7 +129,7 @@ async def test_tiers_have_their_own_prices(sessions: Sessions) -> None:
     await published(sessions, book, rows)
     table = await load(sessions, NOW)
     found = {tier: table.schedule(make.MODEL, tier, Currency.USD, TENANT) for tier in Tier}
-    totals = {tier: 1_250_000 * s.input + 310_000 * s.output for tier, s in found.items() if s}
+    totals = {tier: pricing.rate(TokenUsage(1_250_000, output=310_000), s) for tier, s in found.items() if s}
     assert totals == {Tier.STANDARD: 996 * 10**9, Tier.PRIORITY: 1743 * 10**9, Tier.BATCH: 498 * 10**9}
 
 
