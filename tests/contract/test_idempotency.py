@@ -13,9 +13,10 @@ import openai
 import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
+from sqlalchemy import text
 
 from api.inference.claims import Claims
-from billing import receipts, verify
+from billing import verify
 from billing.credits import balance
 from billing.metrics import poster_metrics
 from billing.poster import Poster
@@ -23,7 +24,6 @@ from billing.types import Outcome
 from core import db
 from core.clock import SystemClock
 from core.errors import ErrorKind, PlatformError
-from core.ids import IdKind, parse_id
 from core.money import parse_pico
 from core.resp import RespClient
 from core.settings import Database
@@ -88,12 +88,10 @@ class Site:
             left = await balance(session, self.seeded.customer.tenant.id)
         return parse_pico("10") - left.available_pico
 
-    async def outcome(self, answer: httpx.Response) -> Outcome:
+    async def outcomes(self) -> list[Outcome]:
         async with db.transaction(self.sessions) as session:
-            generation = parse_id(IdKind.GENERATION, answer.headers["x-request-id"])
-            found = await receipts.receipt(session, self.seeded.customer.tenant.id, generation)
-        assert found is not None
-        return found.outcome
+            rows = await session.execute(text("SELECT outcome FROM usage_event ORDER BY amount_pico DESC"))
+            return [Outcome(row.outcome) for row in rows]
 
 
 @pytest.fixture
@@ -126,7 +124,7 @@ async def test_killed_between_the_engines_answer_and_the_release(site: Site) -> 
     again = await site.send_until_decided()
     assert again.status_code == 200
     assert await site.posted(2) == COST
-    assert await site.outcome(again) is Outcome.REPEAT
+    assert await site.outcomes() == [Outcome.COMPLETED, Outcome.REPEAT]  # whichever is posted first
 
 
 @pytest.mark.parametrize("site", [DIES], indirect=True)
@@ -145,7 +143,7 @@ async def test_valkey_emptied_between_two(site: Site) -> None:
     again = await site.send_until_decided()
     assert again.status_code == 200
     assert await site.posted(2) == COST
-    assert await site.outcome(again) is Outcome.REPEAT
+    assert await site.outcomes() == [Outcome.COMPLETED, Outcome.REPEAT]  # whichever is posted first
 
 
 # ---- the official SDK
@@ -214,7 +212,7 @@ async def test_the_sdk_reads_a_kept_answer_like_the_first(gateway: Rig, stream: 
     keeping = msgspec.structs.replace(gateway.principal, keep_answers=True)
     gateway.gateway.directory.principals[digest(PEPPER, gateway.key)] = keeping
 
-    async def text() -> str:
+    async def read() -> str:
         async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=gateway.key) as client:
             asked: Any = {"model": "sim", "messages": BODY["messages"], "extra_headers": {"Idempotency-Key": "k"}}
             answer: Any = await client.chat.completions.create(**asked, stream=stream)
@@ -222,6 +220,6 @@ async def test_the_sdk_reads_a_kept_answer_like_the_first(gateway: Rig, stream: 
                 return str(answer.choices[0].message.content)
             return "".join([chunk.choices[0].delta.content or "" async for chunk in answer if chunk.choices])
 
-    first, again = await text(), await text()
+    first, again = await read(), await read()
     assert again == first != ""
     assert len(gateway.spool.events) == 1
