@@ -40,6 +40,12 @@ class World:
         metrics = poster_metrics(CollectorRegistry())
         return Poster(self.sessions, self.client, self.spool_dir, SystemClock(), metrics)
 
+    async def post_all(self) -> None:
+        """A poster that remembers nothing posts all that is in the spools, and tells Valkey."""
+        poster = self.new_poster()
+        while await poster.step():
+            pass
+
     async def tenant(self, credit: str) -> tuple[UUID, PriceSchedule]:
         tenant_id = await make.tenant(self.sessions, credit)
         return tenant_id, make.schedule(self.prices, tenant_id)
