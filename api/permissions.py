@@ -24,6 +24,7 @@ IDENTITY_PROVIDER = f"{ADMIN}/identity-providers/{{identity_provider_id}}"
 LIMIT_REQUEST = f"{TENANT}/limit-requests/{{limit_request_id}}"
 ADJUSTMENT = f"{TENANT}/adjustments/{{adjustment_id}}"
 MY_PROJECT = f"{MY_TENANT}/projects/{{project_id}}"
+RERATING = f"{ADMIN}/reratings/{{rerating_id}}"
 PRICE_VERSION = f"{ADMIN}/price-versions/{{price_version_id}}"
 
 
@@ -188,6 +189,12 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("GET", PRICE_VERSION): _operator(Op.PRICE_READ),
         ("GET", f"{PRICE_VERSION}/impact"): _operator(Op.LEDGER_READ),
         ("GET", f"{PRICE_VERSION}/changes"): _operator(Op.PRICE_READ),
+        ("GET", f"{ADMIN}/reratings"): _operator(Op.LEDGER_READ),
+        ("POST", f"{ADMIN}/reratings"): _operator(Op.CREDIT_WRITE, "rerating.ask"),
+        ("GET", RERATING): _operator(Op.LEDGER_READ),
+        ("GET", f"{RERATING}/tenants"): _operator(Op.LEDGER_READ),
+        ("POST", f"{RERATING}/execute"): _operator(Op.CREDIT_WRITE, "rerating.execute"),
+        ("POST", f"{RERATING}/cancel"): _operator(Op.CREDIT_WRITE, "rerating.cancel"),
         ("PATCH", PRICE_VERSION): _operator(Op.PRICE_WRITE, "price_version.change"),
         ("DELETE", PRICE_VERSION): _operator(Op.PRICE_WRITE, "price_version.delete"),
         ("POST", f"{PRICE_VERSION}/publish"): _operator(Op.PRICE_WRITE, "price_version.publish"),

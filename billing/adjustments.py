@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import credit_alerts, errors, ledger, lot_queries, lots, posting_queries
+from billing import credit_alerts, errors, ledger, lot_queries, lots, posting_queries, rerating_queries
 from billing.lots import Grant, LotSource
 from billing.types import Transaction, Transfer
 from core.idempotency import KEY_MAX_CHARS, key_reused
@@ -221,6 +221,10 @@ async def _reversible(session: AsyncSession, tenant_id: UUID, tx_id: UUID) -> Se
         raise errors.not_reversible("It is reversed already.")
     if found.kind == "reversal":
         raise errors.not_reversible("A reversal is not reversed; post what is right anew.")
+    if found.kind == "rerating":
+        raise errors.not_reversible("Rate the usage again at the prices before.")
+    if await rerating_queries.is_rerated(session, tenant_id, tx_id):
+        raise errors.not_reversible("Its usage was rated again since.")
     transfers = await lot_queries.transfers(session, tenant_id, tx_id)
     if not transfers:
         raise errors.not_reversible("It moved nothing.")

@@ -48,10 +48,13 @@ async def trial_balance(session: AsyncSession, until: date | None) -> Sequence[R
 
 
 async def sums(session: AsyncSession) -> Sequence[Row[Any]]:
-    """Return per tenant what events, rollups and the ledger say was billed; reversed usage counts as billed."""
+    """Return per tenant what events, rollups and the ledger say was billed, and by how much re-ratings changed that.
+
+    The ledger's figure has the re-ratings in it. Reversed usage counts as billed.
+    """
     statement = """
         SELECT p.tenant_id, coalesce(e.amount, 0) AS events, coalesce(r.amount, 0) AS rollups,
-               coalesce(l.amount, 0) AS ledger
+               coalesce(g.amount, 0) AS reratings, coalesce(l.amount, 0) + coalesce(m.amount, 0) AS ledger
         FROM billing_profile p
         LEFT JOIN (SELECT tenant_id, sum(amount_pico) AS amount FROM usage_event GROUP BY 1) e USING (tenant_id)
         LEFT JOIN (SELECT tenant_id, sum(amount_pico) AS amount FROM usage_rollup GROUP BY 1) r USING (tenant_id)
@@ -59,6 +62,13 @@ async def sums(session: AsyncSession) -> Sequence[Row[Any]]:
                    JOIN ledger_account a ON a.id = t.credit_account
                    AND a.code IN ('revenue.usage', 'revenue.min_charge')
                    WHERE x.kind = 'usage' GROUP BY 1) l USING (tenant_id)
+        LEFT JOIN (SELECT tenant_id, sum(to_pico - from_pico) AS amount FROM usage_rerating GROUP BY 1) g
+                  USING (tenant_id)
+        LEFT JOIN (SELECT x.tenant_id, sum(CASE WHEN a.id = t.credit_account THEN t.amount ELSE -t.amount END) AS amount
+                   FROM ledger_tx x JOIN ledger_transfer t ON t.tx_id = x.id
+                   JOIN ledger_account a ON a.id IN (t.credit_account, t.debit_account)
+                   AND a.code IN ('revenue.usage', 'revenue.min_charge')
+                   WHERE x.kind = 'rerating' GROUP BY 1) m USING (tenant_id)
         ORDER BY p.tenant_id
     """
     return (await session.execute(text(statement))).all()
@@ -90,16 +100,16 @@ async def balance_before(session: AsyncSession, tenant_id: UUID, until: datetime
 async def statement_rows(
     session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime, *, offset: int, limit: int
 ) -> Sequence[Row[Any]]:
-    """Return entries with the sum of changes up to and with each: usage one per UTC day, all else by itself."""
+    """Return entries with the sum of changes up to and with each: usage and re-ratings by UTC day, all else alone."""
     statement = f"""
         {_OWN}, entry AS (
-            SELECT CASE WHEN kind = 'usage' THEN date_trunc('day', booked_at, 'UTC') ELSE booked_at END AS at, kind,
-                   CASE WHEN kind = 'usage' THEN NULL ELSE id END AS tx_id, min(note) AS note, sum(change) AS change,
-                   count(*) AS transactions
-            FROM moved WHERE booked_at >= :since GROUP BY 1, 2, 3
+            SELECT CASE WHEN kind IN ('usage', 'rerating') THEN date_trunc('day', booked_at, 'UTC') ELSE booked_at END
+                   AS at, kind, CASE WHEN kind IN ('usage', 'rerating') THEN NULL ELSE id END AS tx_id, note,
+                   sum(change) AS change, count(*) AS transactions
+            FROM moved WHERE booked_at >= :since GROUP BY 1, 2, 3, 4
         )
-        SELECT *, sum(change) OVER (ORDER BY at, tx_id NULLS FIRST, kind) AS total
-        FROM entry ORDER BY at, tx_id NULLS FIRST, kind OFFSET :offset LIMIT :limit
+        SELECT *, sum(change) OVER (ORDER BY at, tx_id NULLS FIRST, kind, note) AS total
+        FROM entry ORDER BY at, tx_id NULLS FIRST, kind, note OFFSET :offset LIMIT :limit
     """  # noqa: S608 - built of constants
     values = {"tenant": tenant_id, "since": since, "until": until, "offset": offset, "limit": limit}
     return (await session.execute(text(statement), values)).all()

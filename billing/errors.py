@@ -116,3 +116,22 @@ def period_order(wanted: date) -> PlatformError:
 
 def invalid_range(message: str) -> PlatformError:
     return PlatformError("INVALID_RANGE", ErrorKind.INVALID, message, param="start")
+
+
+def invalid_rerating(message: str, param: str) -> PlatformError:
+    return PlatformError("INVALID_RERATING", ErrorKind.INVALID, message, param=param)
+
+
+def no_rerating(run_id: UUID) -> PlatformError:
+    name = format_id(IdKind.RERATING, run_id)
+    return PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, f"There is no re-rating {name}.")
+
+
+def rerating_not_counted() -> PlatformError:
+    return PlatformError(
+        "RERATING_NOT_COUNTED", ErrorKind.CONFLICT, "What this re-rating would do is still being counted. Try later."
+    )
+
+
+def rerating_over(state: str) -> PlatformError:
+    return PlatformError("RERATING_OVER", ErrorKind.CONFLICT, f"This re-rating is {state}. Ask for a new one.")

@@ -50,6 +50,7 @@ class Record(msgspec.Struct, frozen=True):
 
 _ID = (("id", "uuid"),)
 _DECISION = ("state", "decided_by", "decided_at", "tx_id")
+_EXECUTION = ("state", "needs_approval", "executed_by", "executed_at", "finished_at")
 RECORDS = {
     "ledger_account": Record("ledger_account", _ID),
     "ledger_balance": Record("ledger_balance", (("account_id", "uuid"),), without=("debit", "credit")),
@@ -60,6 +61,9 @@ RECORDS = {
     "price_book": Record("price_book", _ID),
     "price_version": Record("price_version", _ID, when="t.state = 'published'"),
     "usage_quarantine": Record("usage_quarantine", (("tenant_id", "uuid"), ("id", "uuid"))),
+    "rerating": Record("rerating", _ID, without=_EXECUTION),
+    "rerating_tenant": Record("rerating_tenant", (("run_id", "uuid"), ("tenant_id", "uuid")), when="t.done"),
+    "rerating_end": Record("rerating", _ID, when="t.state IN ('done', 'cancelled')"),
     "ledger_period": Record("ledger_period", (("month", "date"),), when="t.state = 'closed'"),
 }
 

@@ -7,14 +7,27 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import budgets, credit_figures, idempotency, lots, posting, queries, seals, verify
+from billing import (
+    budgets,
+    credit_figures,
+    idempotency,
+    lots,
+    posting,
+    queries,
+    rerating,
+    rerating_post,
+    seals,
+    verify,
+)
 from core import outbox
 from core.db import transaction
 from core.logging import get_logger
+from core.money import PICO_PER_UNIT
 from core.tasks import Job, Periodic, Task, TaskContext
 from tenants import api_keys
 
 REFRESH_CREDIT = "billing.refresh_credit"
+RERATE_BATCHES = 50  # of one job: the worker has other work
 SEALS_MAX = 100  # of one run
 KEY_USE_WINDOW = timedelta(hours=1)
 
@@ -93,6 +106,19 @@ async def _refresh_credit(context: TaskContext, _session: AsyncSession, argument
         await credit_figures.refresh(client, context.sessions, UUID(hex=arguments["tenant_id"]))
 
 
+async def _rerate(context: TaskContext, session: AsyncSession, arguments: Mapping[str, Any]) -> None:
+    """Do some batches of a re-rating, each its own transaction, and ask for the next job while there is more."""
+    run_id, prices = UUID(hex=arguments["run_id"]), rerating_post.Prices()
+    alone_max_pico = context.settings.books.adjust_alone_max * PICO_PER_UNIT
+    for _ in range(RERATE_BATCHES):
+        now = context.clock.now()
+        if not await rerating_post.step(
+            context.sessions, run_id, prices, alone_max_pico=alone_max_pico, now=now, on_moved=ask_refresh
+        ):
+            return
+    await outbox.add(session, rerating.JOB, arguments)
+
+
 TASKS: tuple[Task, ...] = (
     Periodic("billing.verify_ledger", verify_ledger, every_s=3600, timeout_s=1800),
     Periodic("billing.seal_ledger", seal_ledger, every_s=300),
@@ -102,4 +128,5 @@ TASKS: tuple[Task, ...] = (
     Periodic("billing.expire_credit", expire_credit, every_s=60, timeout_s=50),
     Periodic("billing.clamp_budgets", clamp_budgets, every_s=60, timeout_s=50),
     Job(REFRESH_CREDIT, _refresh_credit, timeout_s=10),
+    Job(rerating.JOB, _rerate, timeout_s=120),
 )

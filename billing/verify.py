@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import periods, seals, verify_queries
+from billing import periods, seals, verify_queries, verify_rerating
 from billing.price_table import VersionPrices, content_sha256
 from billing.seals import SealHead
 from billing.spool_format import decode
@@ -32,7 +32,7 @@ async def verify(session: AsyncSession, anchor: SealHead | None = None) -> Findi
     """Return the first wrong row, or None when all is right. Takes the transaction for itself, from its beginning.
 
     What seals cover against them, and these against the anchor; closed months; then price versions against their
-    hashes; every event rated again; transfers against accounts, kinds and what was asked
+    hashes; every event and every re-rating of one rated again; transfers against accounts, kinds and what was asked
     for; balances against transfers and bounds; debits against credits; events against transfers and rollups;
     quarantined events against what the gateway wrote; as many transactions as each tenant had.
     """
@@ -46,6 +46,9 @@ async def verify(session: AsyncSession, anchor: SealHead | None = None) -> Findi
     misrated = await _rates(session, prices)
     if misrated is not None:
         return Finding("usage_event", misrated.row, misrated.problem)
+    wrong_line = await verify_rerating.first_misrated(session, prices)
+    if wrong_line is not None:
+        return Finding("usage_rerating", *wrong_line)
     for check in verify_queries.CHECKS:
         wrong = await verify_queries.first_wrong(session, check)
         if wrong is not None:

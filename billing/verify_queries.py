@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import price_queries
+from billing import price_queries, verify_rerating_queries
 from billing.price_table import PublishedVersion, VersionPrices
 from billing.types import PriceSchedule, PriceStep
 from core.money import Currency
@@ -46,7 +46,7 @@ _CHECKS = {
                 ('grant', 'contra.promo_unearned', 'liability.credit_goodwill'),
                 ('expiry', 'liability.credit_promo', 'contra.promo_unearned'),
                 ('expiry', 'liability.credit_goodwill', 'contra.promo_unearned'))
-                OR x.kind = 'reversal'), false)
+                OR x.kind IN ('reversal', 'rerating')), false)
         ORDER BY t.tx_id, t.seq LIMIT 1
     """,
     # The hash of a top-up holds its amount and note.
@@ -239,6 +239,7 @@ _CHECKS = {
         ORDER BY tenant_id, minute LIMIT 1
     """,
 }
+_CHECKS |= verify_rerating_queries.CHECKS
 CHECKS = tuple(_CHECKS)
 
 # A schedule is a row per step: it holds for more than `above` input tokens, up to `up_to`.

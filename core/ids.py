@@ -41,6 +41,7 @@ class IdKind(StrEnum):
     AUDIT_RECORD = "aud"
     CROSSING = "crs"
     CREDIT_ALERT = "cal"
+    RERATING = "rrt"
 
 
 class MintedUUID(UUID):

@@ -22,6 +22,7 @@ from core.tiers import Tier
 from core.usage import TokenUsage
 from tests.factories import billing as make
 from tests.factories import lots as credit
+from tests.factories import rerating
 
 OCTOBER = datetime(2025, 10, 5, 12, tzinfo=UTC)
 EXPIRY = datetime(2025, 10, 20, tzinfo=UTC)
@@ -47,6 +48,7 @@ async def write(sessions: Sessions) -> None:
     await periods.close(sessions, date(2025, 10, 1), NOVEMBER)
     for tenant_id in tenants:
         await posting.post([*_usage(tenant_id, prices, OCTOBER), *_usage(tenant_id, prices, NOVEMBER)])
+    await _rerated(sessions, prices)
     await _seal(sessions)
 
 
@@ -75,6 +77,15 @@ async def _prices(sessions: Sessions, tenant_id: UUID) -> VersionPrices:
         version = await price_book.load_version(session, list_draft)
     assert version is not None
     return version
+
+
+async def _rerated(sessions: Sessions, prices: VersionPrices) -> None:
+    """What was used in November rated again by two runs: input cheaper, then output dearer."""
+    cheaper = await rerating.version(sessions, make.items({"input": "1.00", "output": "6.00"}))
+    dearer = await rerating.version(sessions, make.items({"input": "1.00", "output": "6.50", "min_charge": "0.1"}))
+    since = NOVEMBER - timedelta(days=1)
+    await rerating.rerate(sessions, rerating.wanted(prices, cheaper, since=since, meters=("input",), tiers=(1,)))
+    await rerating.rerate(sessions, rerating.wanted(prices, dearer, since=since, charge_more=True))
 
 
 async def _given(sessions: Sessions, tenant_id: UUID) -> None:

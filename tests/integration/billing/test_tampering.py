@@ -18,7 +18,7 @@ from core.settings import Database
 from tests.factories import whole_books
 from tests.integration.billing.test_verify import owner_of
 
-MONEY = "^(ledger|credit|usage|price)_|^billing_profile$"
+MONEY = "^(ledger|credit|usage|price|rerating)_|^(billing_profile|rerating)$"
 TABLES = """
     SELECT relname FROM pg_class
     WHERE relkind IN ('r', 'p') AND NOT relispartition AND relnamespace = 'public'::regnamespace AND relname ~ %s
@@ -56,6 +56,7 @@ ANOTHER = {  # by type of the column: another value, of one that is set and of o
     "boolean": ("NOT {0}", "true"),
     "bytea": ("set_byte({0}, 0, get_byte({0}, 0) # 1)", "sha256('x')"),
     "uuid[]": ("array_append({0}, gen_random_uuid())", "ARRAY[gen_random_uuid()]"),
+    "text[]": ("array_append({0}, 'x')", "ARRAY['input']"),
     "smallint[]": ("array_remove({0}, {0}[1])", "ARRAY[0]::smallint[]"),
 }
 
