@@ -127,9 +127,16 @@ CHECKS = {
         ORDER BY t.run_id, t.tenant_id LIMIT 1
     """,
     "rerating": """
-        SELECT l.run_id || ' tenant ' || l.tenant_id AS row, 'it has lines of a tenant that it does not know' AS problem
-        FROM usage_rerating l LEFT JOIN rerating_tenant p USING (run_id, tenant_id)
-        WHERE p.run_id IS NULL ORDER BY 1 LIMIT 1
+        SELECT row, problem FROM (
+            SELECT l.run_id || ' tenant ' || l.tenant_id AS row, 'it has lines of a tenant it does not know' AS problem
+            FROM usage_rerating l LEFT JOIN rerating_tenant p USING (run_id, tenant_id) WHERE p.run_id IS NULL
+            UNION ALL
+            SELECT r.id::text, 'another run has its idempotency key'
+            FROM rerating r JOIN rerating o ON o.idempotency_key = r.idempotency_key AND o.id <> r.id
+            UNION ALL
+            SELECT id::text, 'one person decided alone' FROM rerating
+            WHERE needs_approval AND executed_by = requested_by
+        ) w ORDER BY row LIMIT 1
     """,
 }
 
