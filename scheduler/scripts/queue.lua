@@ -54,7 +54,7 @@ end
 -- Enters a request; the load is counted by the caller, who has it in hand. `before`: how many wait for this deployment.
 -- Of tenants that come anew the one that came first is served first.
 local function join_queue(s, member, tier, deadline, cost, now, before)
-  local deployment, owner = s.deployment, s.owner
+  local deployment, owner = s.form.deployment, s.owner
   local queue, turns = queue_of(deployment, tier), read_turns(deployment)
   if call('ZADD', line_of(deployment, tier, owner), deadline, member) == 1 and not call('ZSCORE', queue, owner) then
     local past = tonumber(call('HGET', past_of(deployment, tier), owner)) or 0
@@ -84,16 +84,16 @@ local function leave_line(deployment, tier, owner, member)
 end
 
 local function leave_queue(s, member, tier, cost)
-  if leave_line(s.deployment, tier, s.owner, member) then count_waiting(s.deployment, tier, -1, cost) end
+  if leave_line(s.form.deployment, tier, s.owner, member) then count_waiting(s.form.deployment, tier, -1, cost) end
 end
 
 -- Moves a tenant's virtual time by what it took more (or less) than it was charged.
 local function charge_turns(s, tier, cost)
-  local queue, past = queue_of(s.deployment, tier), past_of(s.deployment, tier)
+  local queue, past = queue_of(s.form.deployment, tier), past_of(s.form.deployment, tier)
   if call('ZSCORE', queue, s.owner) then
-    call('ZINCRBY', queue, cost / s.weight, s.owner)
+    call('ZINCRBY', queue, cost / s.form.weight, s.owner)
   elseif call('HEXISTS', past, s.owner) == 1 then
-    call('HINCRBYFLOAT', past, s.owner, cost / s.weight)
+    call('HINCRBYFLOAT', past, s.owner, cost / s.form.weight)
   end
 end
 
@@ -127,62 +127,64 @@ local function wait_of(s, tier, turns, waiting)
   local part = given > 0 and max(FLOOR[tier], FLOOR[0], 1 - above / given) or 1
   local own = turns[ASKED + tier]
   if waiting[tier] > 0 then
-    local owners = call('ZCARD', queue_of(s.deployment, tier))
-    local mine = call('ZCARD', line_of(s.deployment, tier, s.owner))
+    local owners = call('ZCARD', queue_of(s.form.deployment, tier))
+    local mine = call('ZCARD', line_of(s.form.deployment, tier, s.owner))
     if mine == 0 then owners = owners + 1 end
-    own = min(own, mine * owners * own / waiting[tier] / s.weight)
+    own = min(own, mine * owners * own / waiting[tier] / s.form.weight)
   end
   return (higher + own / part) / free * turns[BUSY_US] / turns[SERVED]
 end
 
 -- Gives back the slots of a lease that has just been removed, what of its tokens was not used (-1: as estimated), and of
--- its budgets what was not charged. `got` is the answer to `s.back`. `unserved`: nothing was sent to an engine.
+-- its budgets what was not charged. `got` is the answer to `read_back`. `unserved`: nothing was sent to an engine.
+-- Returns the hold.
 local function give_back(s, lease, got, now, charge, input, output, unserved)
-  local state, tier, at, had_input, had_output, hold, deadline = unpack_struct(LEASE, lease)
+  local f, state, tier, at, had_input, had_output, hold, deadline = s.form, unpack_struct(LEASE, lease)
   local n, granted = 1, state == 'G'
   if granted then
-    local inflight, waiting, _, tokens, limit, cap, token_cap, saturation, batch, standard = read_load(got[4])
+    local inflight, waiting, _, tokens, limit, cap, token_cap, saturation, batch, standard = read_load(got[5])
     tokens = max(0, tokens - had_input - had_output)
-    set[2] = s.load
+    set[2] = f.load
     set[3] = pack(LOAD, max(0, inflight - 1), waiting, now, tokens, limit, cap, token_cap, saturation, batch, standard)
     n = 3
     if waiting > 0 then
-      local turns = read_turns(s.deployment)
+      local turns = read_turns(f.deployment)
       note_served(turns, cost_of(had_input, had_output), now)
-      set[4], set[5], n = P .. 'd:' .. s.deployment, turns_text(turns), 5
+      set[4], set[5], n = P .. 'd:' .. f.deployment, turns_text(turns), 5
     end
   end
-  local keys, amounts = s.back, s.amount
-  local first_spend = s.ncap + s.nconc + 1
-  for i = granted and 1 or s.ncap + 1, first_spend - 1 do
-    set[n + 1], set[n + 2] = keys[5 + i], max(0, (tonumber(got[4 + i]) or 0) - amounts[i])
+  local keys, amounts = s.get, f.amount
+  local first_spend = f.ncap + f.nconc + 1
+  for i = granted and 1 or f.ncap + 1, first_spend - 1 do
+    set[n + 1], set[n + 2] = keys[6 + i], max(0, (tonumber(got[5 + i]) or 0) - amounts[i])
     n = n + 2
   end
   if charge ~= KEEP then
     local difference = (charge == REMOVE and 0 or charge) - hold
-    for i = first_spend, s.ncount do
-      local spent = tonumber(got[4 + i])
+    for i = first_spend, f.ncount do
+      local spent = tonumber(got[5 + i])
       if spent then
-        set[n + 1], set[n + 2] = keys[5 + i], max(0, spent + difference)
+        set[n + 1], set[n + 2] = keys[6 + i], max(0, spent + difference)
         n = n + 2
       end
     end
   end
-  for i = 1, s.ntoken do
-    local r = s.tokens[i]
+  for _, i in ipairs(f.tokens) do
+    local r, key = f.rates[i], key_of_rate(s, i)
     local d = 0
     if r.unit == 1 and input >= 0 then d = input - had_input elseif r.unit == 2 and output >= 0 then d = output - had_output end
-    local value = d ~= 0 and adjust_rate(r, got[4 + s.ncount + i], at, d)
+    local value = d ~= 0 and adjust_rate(key, r, got[5 + f.ncount + i], at, d)
     if value then
-      set[n + 1], set[n + 2] = r.key, value
+      set[n + 1], set[n + 2] = key, value
       n = n + 2
     end
   end
   if unserved then -- it does not count as a request either
-    for _, r in ipairs(s.rates) do
-      local value = r.unit == 0 and adjust_rate(r, call('GET', r.key), at, -r.amount)
+    for i, r in ipairs(f.rates) do
+      local key = key_of_rate(s, i)
+      local value = r.unit == 0 and adjust_rate(key, r, call('GET', key), at, -r.amount)
       if value then
-        set[n + 1], set[n + 2] = r.key, value
+        set[n + 1], set[n + 2] = key, value
         n = n + 2
       end
     end
@@ -191,6 +193,7 @@ local function give_back(s, lease, got, now, charge, input, output, unserved)
   if granted and deadline > 0 and input >= 0 and output >= 0 then
     charge_turns(s, tier, cost_of(input, output) - cost_of(had_input, had_output))
   end
+  return hold
 end
 
 local function parse(text)
@@ -214,7 +217,7 @@ local function drop(epoch, lease, request, replica, now, served)
     leave_queue(s, request .. ' ' .. replica, v.tier, v.cost)
     served = false
   end
-  local got = call(unpack(s.back))
+  local got = read_back(s)
   if served then
     give_back(s, text, got, now, KEEP, -1, -1, false)
     if s.tenant ~= '' then call('HSET', P .. 'owed:' .. replica, request, s.tenant) end
@@ -237,10 +240,10 @@ local function room(s, v, got, load, whole)
   if most > 0 and load[1] >= (whole and most or ceiling(most, v.tier)) then return 'full' end
   local need, token_cap = v.input + v.output, load[7] * (whole and 1 or CEILING[v.tier])
   if token_cap > 0 and load[1] > 0 and load[4] + need > token_cap then return 'full' end
-  for i = 1, s.ncap do
-    local of_all = s.back[5 + i] == P .. 'c:global'
-    local limit = (of_all and not whole) and ceiling(s.most[i], v.tier) or s.most[i]
-    if (tonumber(got[4 + i]) or 0) + s.amount[i] > limit then return of_all and 'stop' or 'owner' end
+  for i = 1, s.form.ncap do
+    local of_all = key_of(s, i) == P .. 'c:global'
+    local limit = (of_all and not whole) and ceiling(s.form.most[i], v.tier) or s.form.most[i]
+    if (tonumber(got[5 + i]) or 0) + s.form.amount[i] > limit then return of_all and 'stop' or 'owner' end
   end
   return 'fits'
 end
@@ -248,21 +251,21 @@ end
 -- Grants what waits as `member`: its caps, its turn, the message to its replica.
 local function grant(s, v, text, member, owner, got, load, turns, now)
   local request, replica = string.match(member, '^(%S+) (%S+)$')
-  local deployment, tier = s.deployment, v.tier
+  local deployment, tier = s.form.deployment, v.tier
   local queue = queue_of(deployment, tier)
   turns[VT + tier] = max(turns[VT + tier], tonumber(call('ZSCORE', queue, owner)) or 0)
-  call('ZINCRBY', queue, v.cost / s.weight, owner)
+  call('ZINCRBY', queue, v.cost / s.form.weight, owner)
   leave_line(deployment, tier, owner, member)
   note_given(turns, tier, v.cost, now)
   turns[ASKED + tier] = max(0, turns[ASKED + tier] - v.cost)
   load[1], load[2], load[3], load[4] = load[1] + 1, load[2] - 1, now, load[4] + v.input + v.output
   if tier < 2 then load[9 + tier] = load[9 + tier] - 1 end
-  set[2], set[3] = s.load, pack(LOAD, unpack(load, 1, LOAD_SIZE))
+  set[2], set[3] = s.form.load, pack(LOAD, unpack(load, 1, LOAD_SIZE))
   set[4], set[5] = P .. 'd:' .. deployment, turns_text(turns)
-  for i = 1, s.ncap do
-    set[4 + 2 * i], set[5 + 2 * i] = s.back[5 + i], (tonumber(got[4 + i]) or 0) + s.amount[i]
+  for i = 1, s.form.ncap do
+    set[4 + 2 * i], set[5 + 2 * i] = key_of(s, i), (tonumber(got[5 + i]) or 0) + s.form.amount[i]
   end
-  write(5 + 2 * s.ncap)
+  write(5 + 2 * s.form.ncap)
   call('HSET', P .. 'lease:' .. replica, request, 'G' .. sub(text, 2))
   call('ZADD', P .. 'unclaimed', now + CLAIM_US, member)
   call('RPUSH', P .. 'grants:' .. replica, 'G ' .. request)
@@ -307,7 +310,7 @@ local function dispatch_tier(epoch, deployment, tier, due, load, turns, now)
       return 'next'
     end
     if due and not is_due(turns, tier, v.cost) then return 'none' end
-    local got = call(unpack(s.back))
+    local got = read_back(s)
     local fits = room(s, v, got, load, due)
     if fits == 'fits' then
       grant(s, v, text, member, owner, got, load, turns, now)
@@ -378,9 +381,9 @@ local function make_place(epoch, s, tier, load, now)
   local waiting = {[0] = load[9], load[10], load[2] - load[9] - load[10]}
   for lower = 0, tier do
     if waiting[lower] > 0 then
-      local owner = call('ZREVRANGE', queue_of(s.deployment, lower), 0, 0)[1]
-      local line = owner and line_of(s.deployment, lower, owner)
-      local mine = lower == tier and call('ZCARD', line_of(s.deployment, tier, s.owner)) + 1 or 0
+      local owner = call('ZREVRANGE', queue_of(s.form.deployment, lower), 0, 0)[1]
+      local line = owner and line_of(s.form.deployment, lower, owner)
+      local mine = lower == tier and call('ZCARD', line_of(s.form.deployment, tier, s.owner)) + 1 or 0
       if owner and (lower < tier or (owner ~= s.owner and call('ZCARD', line) > mine)) then
         dismiss(epoch, call('ZREVRANGE', line, 0, 0)[1], now, 'E')
         return true

@@ -12,7 +12,7 @@ local function register_lease(keys, args)
   local v = parse(args[3])
   local s = spec_of(epoch, sub(args[3], LEASE_SIZE + 1), args[4])
   if not s then return {EPOCH} end
-  local got = call(unpack(s.back))
+  local f, got = s.form, read_back(s)
   if got[1] ~= epoch then return {EPOCH} end
   local now, n = server_now(got[2]), 3
   local member = request .. ' ' .. sub(lease, #P + 7)
@@ -23,18 +23,18 @@ local function register_lease(keys, args)
   if had and sub(had, 1, 1) == 'G' then return {0} end
   if had then leave_queue(s, member, v.tier, v.cost) end
 
-  local inflight, waiting, _, tokens, limit, cap, token_cap, saturation, batch, standard = read_load(call('GET', s.load))
+  local inflight, waiting, _, tokens, limit, cap, token_cap, saturation, batch, standard = read_load(call('GET', f.load))
   tokens = tokens + v.input + v.output
-  set[2] = s.load
+  set[2] = f.load
   set[3] = pack(LOAD, inflight + 1, waiting, now, tokens, limit, cap, token_cap, saturation, batch, standard)
-  for i = 1, had and s.ncap or s.ncap + s.nconc do
-    set[n + 1], set[n + 2] = s.back[5 + i], (tonumber(got[4 + i]) or 0) + s.amount[i]
+  for i = 1, had and f.ncap or f.ncap + f.nconc do
+    set[n + 1], set[n + 2] = key_of(s, i), (tonumber(got[5 + i]) or 0) + f.amount[i]
     n = n + 2
   end
-  for i = s.ncap + s.nconc + 1, s.ncount do
-    local spent = tonumber(got[4 + i])
+  for i = f.ncap + f.nconc + 1, f.ncount do
+    local spent = tonumber(got[5 + i])
     if fresh and spent then -- one that is not there is made with what is outstanding
-      set[n + 1], set[n + 2] = s.back[5 + i], spent + v.hold
+      set[n + 1], set[n + 2] = key_of(s, i), spent + v.hold
       n = n + 2
     end
   end
@@ -43,8 +43,8 @@ local function register_lease(keys, args)
   local at = had and parse(had).at or v.at
   if at == 0 then
     at = now
-    for _, r in ipairs(s.rates) do
-      take_rate(r, r.unit == 0 and r.amount or r.unit == 1 and v.input or v.output, now)
+    for i, r in ipairs(f.rates) do
+      take_rate(key_of_rate(s, i), r, r.unit == 0 and r.amount or r.unit == 1 and v.input or v.output, now)
     end
   end
   call('HSET', lease, request, pack(LEASE, 'G', v.tier, at, v.input, v.output, v.hold, 0) .. sub(args[3], LEASE_SIZE + 1))

@@ -16,7 +16,7 @@ local function release(keys, args)
     if tenant ~= '' then settle(P .. 'credit:' .. tenant, P .. 'out:' .. tenant, request, charge) end
     return {0}
   end
-  local got = call(unpack(s.back))
+  local got = read_back(s)
   if got[1] ~= epoch then return {EPOCH} end
   local now, waited = server_now(got[2]), sub(text, 1, 1) == 'W'
   call('HDEL', lease, request)
@@ -25,15 +25,15 @@ local function release(keys, args)
     leave_queue(s, request .. ' ' .. sub(lease, #P + 7), v.tier, v.cost)
     charge, input, output = REMOVE, 0, 0
   end
-  give_back(s, text, got, now, charge, input, output, waited)
+  local hold = give_back(s, text, got, now, charge, input, output, waited)
   if s.tenant ~= '' then
-    settle(s.credit, s.out, request, charge)
+    settle_hold(s, request, hold, charge)
     if charge == KEEP then call('HSET', P .. 'owed:' .. sub(lease, #P + 7), request, s.tenant) end
   end
-  if (tonumber(got[3]) or 0) > 0 then
+  if (tonumber(got[4]) or 0) > 0 then
     -- the waiters of other deployments gain only where the cap of all was in the way
-    local of_all = (tonumber(got[5]) or 0) >= ceiling(s.most[1], 0)
-    dispatch(epoch, now, s.deployment, of_all and 8 or 0)
+    local of_all = (tonumber(got[6]) or 0) >= ceiling(s.form.most[1], 0)
+    dispatch(epoch, now, s.form.deployment, of_all and 8 or 0)
   end
   return {1}
 end
