@@ -18,9 +18,11 @@ from api.guard import COOKIE, Caller, check_origin
 from api.services import Services, services_of
 from core.db import transaction
 from core.logging import get_logger
-from tenants import sessions, sign_in
+from tenants import devices, sessions, sign_in
 from tenants.sign_in import Candidate
 from tenants.types import SignInMethod
+
+DEVICE_COOKIE = "tidegate_device"
 
 log = get_logger(__name__)
 
@@ -53,7 +55,12 @@ class Visit:
         """
         async with transaction(self.services.sessions) as session:
             candidate = await sign_in.begin(
-                session, pepper=self.services.pepper, email=email, address=self.address, now=self.now
+                session,
+                pepper=self.services.pepper,
+                email=email,
+                address=self.address,
+                now=self.now,
+                device=self.device(email),
             )
         if not await self._matches(candidate, password):
             raise sign_in.wrong_password()
@@ -63,13 +70,22 @@ class Visit:
         """The same for who is signed in, before what only they may do; who has no password has proved enough."""
         services, person_id = self.services, self.caller.person_id
         async with transaction(services.sessions) as session:
-            candidate = await sign_in.begin_again(
-                session, person_id, pepper=services.pepper, address=self.address, now=self.now
-            )
+            candidate = await sign_in.begin_again(session, person_id, pepper=services.pepper, now=self.now)
         if candidate.password_hash and not await self._matches(candidate, password):
             raise sign_in.wrong_own_password()
         async with transaction(services.sessions) as session:
-            await sign_in.give_back(session, candidate, pepper=services.pepper, address=self.address, now=self.now)
+            await sign_in.pass_again(session, person_id, pepper=services.pepper)
+
+    def device(self, email: str) -> str:
+        """Return which known device of this address's the try comes from; empty for none."""
+        services = self.services
+        keys = (services.signing, *services.previous_signing)
+        return devices.recognise(keys, email, self.request.cookies.get(DEVICE_COOKIE, ""), self.now)
+
+    def know_device(self, email: str) -> None:
+        """Have the browser keep that this address was signed in on it: wrong tries elsewhere do not lock it out."""
+        text = devices.issue(self.services.signing, email, self.now)
+        self._set(DEVICE_COOKIE, text, int(devices.KNOWN_FOR.total_seconds()))
 
     async def _matches(self, candidate: Candidate, password: str) -> bool:
         right = await self.services.passwords.matches(candidate.password_hash, password)
@@ -116,11 +132,13 @@ class Visit:
 
     def keep(self, token: str) -> str:
         """Have the browser keep the token. Return its X-CSRF-Token."""
-        max_age = self.services.settings.control.session_absolute_s
-        self.response.set_cookie(
-            COOKIE, token, max_age=max_age, path="/", secure=self.secure, httponly=True, samesite="lax"
-        )
+        self._set(COOKIE, token, self.services.settings.control.session_absolute_s)
         return sessions.csrf_token(self.services.signing, token)
+
+    def _set(self, name: str, value: str, max_age_s: int) -> None:
+        self.response.set_cookie(
+            name, value, max_age=max_age_s, path="/", secure=self.secure, httponly=True, samesite="lax"
+        )
 
     @property
     def secure(self) -> bool:

@@ -153,6 +153,7 @@ def _environment(files: pg.PostgresFiles, port: int, valkey: Path, home: Path, p
         "TIDEGATE_DATABASE__URL": pg.url(files, port, "app", DATABASE),
         "TIDEGATE_VALKEY__URL": f"unix://{valkey}",
         "TIDEGATE_VALKEY__BROKER_URL": f"unix://{valkey}?db=1",
+        "TIDEGATE_GATEWAY__METRICS_TOKEN": secrets.token_hex(32),
         "TIDEGATE_LOG__LEVEL": "warning",
     }
 
@@ -260,7 +261,8 @@ async def measure(program: Path, trials: int, shared: dict[str, str], urls: Sequ
             began = time.monotonic()
             report = await probe(program, urls, server.sockets[0].getsockname()[1], trials)
             took_s = time.monotonic() - began
-        async with aiohttp.ClientSession() as client:
+        token = shared["TIDEGATE_GATEWAY__METRICS_TOKEN"]
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as client:
             texts = [await (await client.get(f"{url}/metrics")).text() for url in urls]
     finally:
         server.close()

@@ -77,6 +77,7 @@ class HomeSecrets(msgspec.Struct, frozen=True):
     api_key: str = ""
     operator_password: str = ""
     tenant_password: str = ""
+    metrics_token: str = ""
     previous_peppers: tuple[str, ...] = ()  # still believed, newest first
     previous_signing: tuple[str, ...] = ()
 

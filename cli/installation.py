@@ -43,9 +43,20 @@ def settings(home: Home, secrets: HomeSecrets, state: HomeState) -> Settings:
             "url": f"unix://{home.valkey_socket}",
             "broker_url": f"unix://{home.valkey_socket}?db=1",
         },
-        gateway={"host": state.host, "port": state.port, "replica_id": REPLICA},
+        gateway={
+            "host": state.host,
+            "port": state.port,
+            "replica_id": REPLICA,
+            **_metrics_token(secrets),
+        },
         control={"socket": home.control_socket},
     )
+
+
+def _metrics_token(secrets: HomeSecrets) -> dict[str, str]:
+    """The home's token, unless the environment names another; homes of an older version have none until a start."""
+    own = secrets.metrics_token and "TIDEGATE_GATEWAY__METRICS_TOKEN" not in os.environ
+    return {"metrics_token": secrets.metrics_token} if own else {}
 
 
 def find_settings(home_path: Path) -> Settings:

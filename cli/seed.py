@@ -56,6 +56,7 @@ def mint_secrets() -> HomeSecrets:
         api_key=api_keys.mint(),
         operator_password=secrets.token_urlsafe(PASSWORD_BYTES),
         tenant_password=secrets.token_urlsafe(PASSWORD_BYTES),
+        metrics_token=random_hex(),
     )
 
 

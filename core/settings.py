@@ -59,6 +59,7 @@ class Gateway(_Group):
 
     host: str = "127.0.0.1"
     port: int = 8080
+    metrics_token: Secret | None = None  # what /metrics, and the parts of /ready, ask for; none: nobody reads them
     replica_id: str = ""  # names this replica's spool folder and leases; empty: made from host name and port
     body_max_bytes: int = 10_000_000
     cors_origins: tuple[str, ...] = ()

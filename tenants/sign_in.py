@@ -67,25 +67,33 @@ def _wrong_link(code: str) -> PlatformError:
     return PlatformError(code, ErrorKind.INVALID, "This is not valid any more. Begin again.", param="token")
 
 
-async def begin(session: AsyncSession, *, pepper: bytes, email: str, address: str, now: datetime) -> Candidate:
+async def begin(
+    session: AsyncSession, *, pepper: bytes, email: str, address: str, now: datetime, device: str = ""
+) -> Candidate:
     """Count a try, and return whom the password must belong to.
 
+    Args:
+        session: the transaction that counts.
+        pepper: the key of digests.
+        email: as it was typed.
+        address: where the try comes from.
+        now: the present.
+        device: the one it comes from, when `devices.recognise` knows it.
+
     Raises:
-        PlatformError: rate_limited, when the account or the address of the caller is locked.
+        PlatformError: rate_limited, when what it counts for is locked.
     """
-    await throttle.take(session, now, throttle.of_account(pepper, email), throttle.of_address(pepper, address))
+    await throttle.take(session, now, *throttle.of_sign_in(pepper, email, address, device))
     row = await people_queries.person_by_email(session, email.strip().lower())
     return Candidate(email) if row is None else _candidate(row)
 
 
-async def begin_again(
-    session: AsyncSession, person_id: UUID, *, pepper: bytes, address: str, now: datetime
-) -> Candidate:
+async def begin_again(session: AsyncSession, person_id: UUID, *, pepper: bytes, now: datetime) -> Candidate:
     """The same for somebody who is signed in and must prove it is still them."""
     row = await people_queries.person(session, person_id)
     if row is None:
         raise wrong_password()
-    await throttle.take(session, now, throttle.of_account(pepper, row.email), throttle.of_address(pepper, address))
+    await throttle.take(session, now, throttle.of_proof(pepper, person_id))
     return _candidate(row)
 
 
@@ -99,15 +107,13 @@ def _candidate(row: PersonRow) -> Candidate:
     )
 
 
-async def give_back(session: AsyncSession, candidate: Candidate, *, pepper: bytes, address: str, now: datetime) -> None:
-    """Take back the try of `begin`: the password was right. What failed before stays counted."""
-    await throttle.give_back(
-        session, now, throttle.of_account(pepper, candidate.email), throttle.of_address(pepper, address)
-    )
+async def pass_again(session: AsyncSession, person_id: UUID, *, pepper: bytes) -> None:
+    """Forget the tries of `begin_again`: the password was right."""
+    await throttle.clear(session, throttle.of_proof(pepper, person_id))
 
 
 async def pass_password(
-    session: AsyncSession, candidate: Candidate, *, pepper: bytes, address: str, now: datetime
+    session: AsyncSession, candidate: Candidate, *, pepper: bytes, address: str, now: datetime, device: str = ""
 ) -> str | None:
     """Go on after the right password: None when that was all, else the challenge that the second factor answers.
 
@@ -115,10 +121,11 @@ async def pass_password(
         PlatformError: forbidden for somebody who is suspended.
     """
     person_id = _known(candidate)
-    await give_back(session, candidate, pepper=pepper, address=address, now=now)
+    nearest, *wider = throttle.of_sign_in(pepper, candidate.email, address, device)
+    await throttle.clear(session, nearest)
+    await throttle.give_back(session, now, *wider)  # what failed before stays counted there
     if candidate.has_second_factor:
         return await _issue(session, person_id, _SECOND_FACTOR, pepper=pepper, now=now)
-    await throttle.clear(session, throttle.of_account(pepper, candidate.email))
     return None
 
 
@@ -139,9 +146,7 @@ def _known(candidate: Candidate) -> UUID:
     return candidate.person_id
 
 
-async def begin_second_factor(
-    session: AsyncSession, challenge: str, *, pepper: bytes, address: str, now: datetime
-) -> None:
+async def begin_second_factor(session: AsyncSession, challenge: str, *, pepper: bytes, now: datetime) -> None:
     """Count a try at a code.
 
     Raises:
@@ -151,7 +156,7 @@ async def begin_second_factor(
     if found is None:
         raise PlatformError("SIGN_IN_EXPIRED", ErrorKind.UNAUTHENTICATED, "Sign in with your password again.")
     _, row = found
-    await throttle.take(session, now, throttle.of_account(pepper, row.email), throttle.of_address(pepper, address))
+    await throttle.take(session, now, throttle.of_second_factor(pepper, row.email))
 
 
 async def pass_second_factor(
@@ -161,7 +166,6 @@ async def pass_second_factor(
     *,
     peppers: Peppers,
     sealing_key: bytes,
-    address: str,
     now: datetime,
 ) -> Person:
     """Return who it is, when the code is right; the challenge and the code are used up.
@@ -177,8 +181,7 @@ async def pass_second_factor(
     right = await second_factor.use(session, row.id, code, peppers=peppers, sealing_key=sealing_key, now=now)
     if not right or not await queries.use_token(session, token.id, now):
         raise wrong_code()
-    await throttle.clear(session, throttle.of_account(peppers.current, row.email))
-    await throttle.give_back(session, now, throttle.of_address(peppers.current, address))
+    await throttle.clear(session, throttle.of_second_factor(peppers.current, row.email))
     return person_of(row)
 
 
@@ -250,8 +253,10 @@ async def find_reset(session: AsyncSession, token: str, *, pepper: bytes, now: d
     return person_of(found[1])
 
 
-async def reset(session: AsyncSession, token: str, password_hash: str, *, pepper: bytes, now: datetime) -> Person:
-    """Put the new password in force, once for each link; see `set_password`. The account is not locked any more.
+async def reset(
+    session: AsyncSession, token: str, password_hash: str, *, pepper: bytes, address: str, now: datetime
+) -> Person:
+    """Put the new password in force, once for each link; see `set_password`. The account is not locked there any more.
 
     Raises:
         PlatformError: invalid for a link that is used, too old or unknown.
@@ -263,7 +268,8 @@ async def reset(session: AsyncSession, token: str, password_hash: str, *, pepper
         or not await queries.use_token(session, found[0].id, now)
     ):
         raise _wrong_link("RESET_LINK_WRONG")
-    await throttle.clear(session, throttle.of_account(pepper, found[1].email))
+    for counter in throttle.of_sign_in(pepper, found[1].email, address)[:2]:
+        await throttle.clear(session, counter)
     return await set_password(session, found[1].id, password_hash, now)
 
 

@@ -1,13 +1,27 @@
 """Tries to sign in, and mails asked for, counted by whom and from where; too many lock for a while, longer each time.
 
+Whoever types wrong passwords locks themselves out first: a try counts for the account at the address it comes from, and
+a device that the account was signed in on before counts for itself alone. The account as a whole, and the address as a
+whole, lock far later, for what comes from many addresses or tries many accounts.
+
 What counts is what was typed: an account that does not exist is locked like one that does. A try is counted before it
-is made, so that many at once are no way around.
+is made, so that many at once are no way around. After the free ones a lock is 30 s, doubled each time up to 15 minutes:
+beyond them there are at most 96 tries a day.
+
+| counted of | free | forgotten after | guesses a day at most |
+|---|---|---|---|
+| an account from one address (IPv6: one /64) | 5 | a day | 5 + 96 |
+| an account from all addresses that are no known device of it | 100 | a day | 100 + 96 |
+| a known device of an account | 10 | a day | 10 + 96 |
+| an address, at all accounts together | 100 | an hour | 2,400 |
+| codes of a second factor of an account; a password asked for again in a session | 5 | a day | 5 + 96 |
 """
 
 import ipaddress
 import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -15,7 +29,7 @@ from core.errors import ErrorKind, PlatformError
 from tenants import credentials
 from tenants import sign_in_queries as queries
 
-FORGET_AFTER = timedelta(hours=1)  # without another try
+DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 FIRST_LOCK_S = 30
 LONGEST_LOCK_S = 900
 IPV6_PREFIX = 64  # what one customer of a provider has
@@ -28,15 +42,35 @@ class Counter:
     digest: bytes
     free: int
     code: str = "SIGN_IN_LOCKED"
+    forget_after: timedelta = HOUR  # without another try
 
 
-def of_account(pepper: bytes, email: str) -> Counter:
-    return Counter(credentials.digest(pepper, f"sign-in account {email.strip().lower()}"), 5)
+def of_sign_in(pepper: bytes, email: str, address: str, device: str = "") -> tuple[Counter, ...]:
+    """Of a try at a password. `device`: the one that it comes from, when the account was signed in on it before."""
+    account = email.strip().lower()
+    if device:
+        return (Counter(credentials.digest(pepper, f"sign-in device {device} {account}"), 10, forget_after=DAY),)
+    return (
+        of_pair(pepper, email, address),
+        Counter(credentials.digest(pepper, f"sign-in account {account}"), 100, forget_after=DAY),
+        Counter(credentials.digest(pepper, f"sign-in address {_network(address)}"), 100),
+    )
 
 
-def of_address(pepper: bytes, address: str) -> Counter:
-    """Of where a try comes from; IPv6 counts by network."""
-    return Counter(credentials.digest(pepper, f"sign-in address {_network(address)}"), 20)
+def of_pair(pepper: bytes, email: str, address: str) -> Counter:
+    """Of an account from one address; IPv6 counts by network."""
+    text = f"sign-in pair {_network(address)} {email.strip().lower()}"
+    return Counter(credentials.digest(pepper, text), 5, forget_after=DAY)
+
+
+def of_second_factor(pepper: bytes, email: str) -> Counter:
+    """Of codes: who tries them has the password already, so that strangers lock nobody here."""
+    return Counter(credentials.digest(pepper, f"second factor {email.strip().lower()}"), 5, forget_after=DAY)
+
+
+def of_proof(pepper: bytes, person_id: UUID) -> Counter:
+    """Of the own password, asked for again in a session: who tries has the session already."""
+    return Counter(credentials.digest(pepper, f"proof {person_id.hex}"), 5, forget_after=DAY)
 
 
 def of_reset(pepper: bytes, address: str) -> Counter:
@@ -70,7 +104,7 @@ async def take(session: AsyncSession, now: datetime, *counters: Counter) -> None
             session,
             counter.digest,
             now,
-            forget_before=now - FORGET_AFTER,
+            forget_before=now - counter.forget_after,
             free=counter.free,
             first_s=FIRST_LOCK_S,
             most_s=LONGEST_LOCK_S,
@@ -98,4 +132,4 @@ async def clear(session: AsyncSession, counter: Counter) -> None:
 
 async def forget(session: AsyncSession, now: datetime, most: int) -> None:
     """Delete at most `most` counters that matter no more."""
-    await queries.forget_tries(session, now - FORGET_AFTER, most)
+    await queries.forget_tries(session, now - DAY, most)

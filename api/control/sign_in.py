@@ -62,8 +62,9 @@ class SignInOut(Output):
 async def sign_in_with_password(body: PasswordIn, session: Session, visit: CurrentVisit) -> SignInOut:
     """Open a session, or ask for the second factor.
 
-    A wrong password and an unknown address look alike, also in time, and both are counted: after five tries of an
-    account, or twenty from an address, each further one has to wait longer, up to 15 minutes.
+    A wrong password and an unknown address look alike, also in time, and both are counted: after five tries at an
+    account from one address each further one has to wait longer, up to 15 minutes; after a hundred from many addresses
+    every one, but for those from a device on which the account was signed in before.
     """
     visit.check_origin()
     candidate = await visit.prove(body.email, body.password)
@@ -71,11 +72,14 @@ async def sign_in_with_password(body: PasswordIn, session: Session, visit: Curre
     passwords, pepper = visit.services.passwords, visit.services.pepper
     if passwords.outdated(candidate.password_hash):
         await sign_in.rehash(session, person_id, candidate.password_hash, await passwords.again(body.password))
-    challenge = await sign_in.pass_password(session, candidate, pepper=pepper, address=visit.address, now=visit.now)
+    challenge = await sign_in.pass_password(
+        session, candidate, pepper=pepper, address=visit.address, now=visit.now, device=visit.device(body.email)
+    )
     visit.act.by(person_id)
     visit.act.on(person_id, second_factor_needed=challenge is not None)
     if challenge is not None:
         return SignInOut(state="second_factor_needed", challenge=challenge)
+    visit.know_device(body.email)
     return SignInOut(state="signed_in", csrf_token=await visit.open(session, person_id))
 
 
@@ -85,18 +89,16 @@ async def answer_second_factor(body: SecondFactorIn, session: Session, visit: Cu
     visit.check_origin()
     services = visit.services
     async with transaction(services.sessions) as counting:
-        await sign_in.begin_second_factor(
-            counting, body.challenge, pepper=services.pepper, address=visit.address, now=visit.now
-        )
+        await sign_in.begin_second_factor(counting, body.challenge, pepper=services.pepper, now=visit.now)
     person = await sign_in.pass_second_factor(
         session,
         body.challenge,
         body.code,
         peppers=services.peppers,
         sealing_key=services.sealing_key,
-        address=visit.address,
         now=visit.now,
     )
+    visit.know_device(person.email)
     visit.act.by(person.id)
     visit.act.on(person.id)
     return SignInOut(state="signed_in", csrf_token=await visit.open(session, person.id, second_factor=True))
@@ -124,7 +126,8 @@ async def confirm_reset(body: ResetConfirmIn, session: Session, visit: CurrentVi
     async with transaction(services.sessions) as looking:
         person = await sign_in.find_reset(looking, body.token, pepper=services.pepper, now=visit.now)
     fresh = await services.passwords.new(body.password, email=person.email, name=person.name)
-    await sign_in.reset(session, body.token, fresh, pepper=services.pepper, now=visit.now)
+    await sign_in.reset(session, body.token, fresh, pepper=services.pepper, address=visit.address, now=visit.now)
+    visit.know_device(person.email)  # who has the mail is let in, whoever locked the account
     await mail.post(session, letters.password_changed(person), sealing_key=services.sealing_key)
     visit.act.by(person.id)
     visit.act.on(person.id)

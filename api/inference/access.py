@@ -108,6 +108,15 @@ def missing_key(key: str) -> PlatformError:
     return PlatformError("INVALID_API_KEY", ErrorKind.UNAUTHENTICATED, message)
 
 
+def missing_metrics_token() -> PlatformError:
+    """The refusal of whoever asks for figures without the token of those who run the platform."""
+    return PlatformError(
+        "METRICS_TOKEN_MISSING",
+        ErrorKind.UNAUTHENTICATED,
+        "Send the gateway's metrics token (gateway.metrics_token in its settings): 'Authorization: Bearer …'.",
+    )
+
+
 def resolve(directory: Directory, admission: Admission, principal: Principal, call: Call, now_us: int) -> Offer:
     """Return the model's deployment, the tier, and the price, which this request keeps whatever is published meanwhile.
 

@@ -1,6 +1,7 @@
 """The ASGI app of all paths that are not inference: models, health, metrics, CORS, and the way to the control plane."""
 
 from collections.abc import Awaitable, Callable
+from hmac import compare_digest
 from typing import Any
 
 import msgspec
@@ -65,12 +66,22 @@ class ColdApp:
             return 200, b'{"status":"ok"}', [JSON]
         if path == "/ready":
             report = self._readiness()
-            return (200 if report.serving else 503), msgspec.json.encode(report), [JSON]
+            shown = report if self._may_look(headers) else {"serving": report.serving}
+            return (200 if report.serving else 503), msgspec.json.encode(shown), [JSON]
         if path == "/metrics":
+            if not self._may_look(headers):
+                error = access.missing_metrics_token()
+                return errors.status_of(error), errors.body_of(error), [JSON]
             return 200, self._metrics().encode(), [(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")]
         if path == "/v1/models" or path.startswith("/v1/models/"):
             return await self._models(path, headers, scope)
         return None
+
+    def _may_look(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether it is asked with the metrics token: the door is open to strangers, our figures are not."""
+        token = self._gateway.settings.metrics_token
+        sent = bearer_of(headers.get(b"authorization", b""))
+        return token is not None and compare_digest(sent, token.get_secret_value().encode())
 
     def _metrics(self) -> str:
         gateway = self._gateway

@@ -132,8 +132,9 @@ class SeenLimits:
         nearest: dict[Unit, tuple[int, int, int]] = {}  # remaining, limit, reset
         for demand in quotas.limits(principal, WHENEVER):
             if demand.kind is DemandKind.RATE and demand.enforced:
-                state = known.get(demand.counter, (demand.limit, demand.limit, demand.window_s))
-                state = (min(state[0], demand.limit), demand.limit, state[2])
+                remaining, limit, reset_s = known.get(demand.counter, (demand.limit, demand.limit, demand.window_s))
+                used = limit - remaining  # of the limit as it was then; it may have been changed since
+                state = (max(demand.limit - used, 0), demand.limit, reset_s)
                 nearest[demand.unit] = min(nearest.get(demand.unit, state), state)
         lines = b""
         metric = error.fields.get("metric") if error is not None else None

@@ -19,7 +19,14 @@ from core.settings import Database
 from engine import simulator
 from engine.simulator import SIMULATOR, Options, Simulator
 from tenants import api_keys
-from tests.factories.gateway_process import Process, Seeded, gateway_process, seed
+from tests.factories.gateway_process import (
+    METRICS_HEADERS,
+    METRICS_TOKEN,
+    Process,
+    Seeded,
+    gateway_process,
+    seed,
+)
 from tests.factories.stack import until
 
 HELLO: Any = [{"role": "user", "content": "[[sim n=12 p=30]] hello"}]
@@ -127,14 +134,19 @@ async def _no_credit_is_402_and_nothing_reaches_the_engine(running: Running) -> 
 
 
 async def _ready_and_metrics_tell_the_truth(running: Running) -> None:
-    ready = await running.client.get("/ready")
+    open_to_all = await running.client.get("/ready")
+    assert (open_to_all.status_code, open_to_all.json()) == (200, {"serving": True})
+    ready = await running.client.get("/ready", headers=METRICS_HEADERS)
     assert ready.status_code == 200
     assert ready.json() == {
         "serving": True,
         "parts": {"config": "ok", "postgres": "ok", "valkey": "ok", "spool": "ok", "process": "ok"},
     }
     await running.client.post("/v1/chat/completions", json={"model": "sim", "messages": HELLO})
-    metrics = (await running.client.get("/metrics")).text
+    for headers in ({}, {"Authorization": ""}, {"Authorization": f"Bearer {METRICS_TOKEN}x"}):
+        refused = await running.client.get("/metrics", headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "METRICS_TOKEN_MISSING")
+    metrics = (await running.client.get("/metrics", headers=METRICS_HEADERS)).text
     assert 'tidegate_gateway_requests_total{endpoint="chat",status="200"} 1\n' in metrics
     assert 'tidegate_gateway_tokens_total{kind="output"} 12\n' in metrics
     assert running.seeded.customer.tenant.id.hex not in metrics

@@ -28,7 +28,7 @@ from tests.conftest import PostgresService, fresh_database, settings_of
 from tests.factories import fleet as fleets
 from tests.factories import owners
 from tests.factories.fleet import Customer, Fleet, Member
-from tests.factories.gateway_process import free_port
+from tests.factories.gateway_process import METRICS_HEADERS, free_port
 from tests.factories.stack import events_of
 from tests.factories.tenants import operator
 from tests.waiting import until
@@ -447,7 +447,7 @@ async def test_every_gateway_cuts_what_runs_when_it_is_told_to(fleet: Fleet, gat
     content = body("[[sim n=1000 fault=stall at=5]]", stream=True)
     calls = [asyncio.create_task(g.post(CHAT, content=content, headers=customer.headers)) for g in gateways]
     running = 0
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(headers=METRICS_HEADERS) as client:
         while running < REPLICAS:
             texts = [(await client.get(f"{url}/metrics")).text for url in fleet.urls[:REPLICAS]]
             running = sum(

@@ -21,7 +21,7 @@ import msgspec
 
 from core.ids import IdKind, parse_id
 from core.settings import Database, Settings
-from tests.factories.gateway_process import ROOT, SEALING, free_port
+from tests.factories.gateway_process import METRICS_TOKEN, ROOT, SEALING, free_port
 from tests.factories.tenants import PEPPER
 from tests.waiting import until
 
@@ -177,6 +177,7 @@ def environment(folder: Path, database: Database, valkey: Path) -> dict[str, str
         "TIDEGATE_DATABASE__URL": database.url.get_secret_value(),
         "TIDEGATE_VALKEY__URL": f"unix://{valkey}",
         "TIDEGATE_VALKEY__BROKER_URL": f"unix://{valkey}?db=1",
+        "TIDEGATE_GATEWAY__METRICS_TOKEN": METRICS_TOKEN,
         "TIDEGATE_CONTROL__SOCKET": str(folder / "control.sock"),
         "TIDEGATE_GATEWAY__SPOOL_WAIT_MS": "2000",
     }

@@ -23,6 +23,8 @@ from tests.factories.tenants import PEPPER, Customer, customer
 
 ENDPOINTS = frozenset({"chat", "completions", "embeddings", "tokenize"})
 SEALING = bytes(32)
+METRICS_TOKEN = "for those who run it"
+METRICS_HEADERS = {"Authorization": f"Bearer {METRICS_TOKEN}"}
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = (
     "import os; from core.settings import Settings; from api.inference.app import run;"
@@ -108,6 +110,7 @@ async def gateway_process(
         "TIDEGATE_VALKEY__URL": f"unix://{valkey}",
         "TIDEGATE_VALKEY__BROKER_URL": f"unix://{valkey}?db=1",
         "TIDEGATE_GATEWAY__PORT": str(port),
+        "TIDEGATE_GATEWAY__METRICS_TOKEN": METRICS_TOKEN,
         "TIDEGATE_GATEWAY__REPLICA_ID": replica,
         "TIDEGATE_GATEWAY__SPOOL_WAIT_MS": "2000",
         **(settings or {}),

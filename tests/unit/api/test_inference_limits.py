@@ -1,5 +1,6 @@
 """The x-ratelimit headers."""
 
+import msgspec
 import pytest
 
 from api.inference.limits import KEYS_MAX, LimitLines, SeenLimits
@@ -123,3 +124,13 @@ def test_what_is_remembered_is_bounded() -> None:
     for _ in range(KEYS_MAX):
         seen.note(new_uuid(), [], lines_of(), 0.0)
     assert shown(seen.headers(caller, 1.0))["Remaining-Requests"] == "60"
+
+
+@pytest.mark.parametrize(("limit", "remaining"), [(60, "40"), (100, "80"), (30, "10"), (5, "0")])
+def test_what_was_used_stays_used_when_the_limit_changes(limit: int, remaining: str) -> None:
+    caller = principal(limits=rpm(60))
+    lines = lines_of(Demand(DemandKind.RATE, f"key:{caller.key_id.hex}:rpm", 1, 60, "RATE_LIMITED", 60))
+    seen = SeenLimits()
+    seen.note(caller.key_id, [1, 0, -1, 0, -1, 40, 50, 0], lines, 0.0)
+    found = shown(seen.headers(msgspec.structs.replace(caller, limits=rpm(limit)), 1.0))
+    assert (found["Limit-Requests"], found["Remaining-Requests"]) == (str(limit), remaining)
