@@ -116,6 +116,9 @@ async def _principal(services: Services, key: str) -> Principal:
             await api_keys.note_use(session, found.tenant_id, found.key_id, services.clock.now())
     if found is None:
         raise _unauthenticated("This API key is not valid.")
+    if found.refusal == principals.UNREADABLE:
+        message = "The settings of this API key cannot be read now. The operators were told."
+        raise PlatformError(found.refusal, ErrorKind.UNAVAILABLE, message)
     if found.refusal:
         refuse = _unauthenticated if found.refusal in _UNAUTHENTICATED_REFUSALS else _forbidden
         raise refuse(_REFUSALS[found.refusal], found.refusal)

@@ -35,6 +35,7 @@ from core.db import record_config_change
 from core.errors import PlatformError
 from core.ids import IdKind, format_id, new_uuid
 from core.money import Currency
+from core.unreadable import Report, log_unreadable
 
 __all__ = [
     "EMPTY_TABLE",
@@ -311,12 +312,12 @@ async def publish(
     return msgspec.convert(version, PriceVersion, from_attributes=True)
 
 
-async def load_table(session: AsyncSession, now: datetime) -> PriceTable:
-    """Return the prices in force at `now` and those to come."""
+async def load_table(session: AsyncSession, now: datetime, report: Report = log_unreadable) -> PriceTable:
+    """Return the prices in force at `now` and those to come; a model with a price that cannot be read has none."""
     versions = []
     for row in await queries.versions_in_force(session, now):
-        items = await queries.items(session, row.id)
-        prices = VersionPrices(row.id, Currency(row.currency), items, plan_book=row.plan_book)
+        items, closed = await queries.readable_items(session, row.id, report)
+        prices = VersionPrices(row.id, Currency(row.currency), items, plan_book=row.plan_book, closed=closed)
         versions.append((instant_us(row.effective_at), prices))
     return PriceTable(versions, as_of_us=instant_us(now))
 

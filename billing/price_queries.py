@@ -13,6 +13,7 @@ from billing.tables import PriceBookRow, PriceVersionRow
 from billing.types import Meter, PriceDiscount, PriceItem
 from core.money import Currency
 from core.tiers import Tier
+from core.unreadable import Report
 
 UNIQUE_VIOLATION = "23505"
 PAGE_MAX = 500
@@ -131,12 +132,30 @@ async def items(session: AsyncSession, version_id: UUID) -> list[PriceItem]:
     statement = "SELECT * FROM price_item WHERE version_id = :version"
     rows = (await session.execute(text(statement), {"version": version_id})).all()
     return sorted(
-        (
-            PriceItem(r.model_id, Tier(r.tier), Meter(r.meter), r.unit_price_pico, r.tenant_id, r.above_tokens)
-            for r in rows
-        ),
+        map(_item, rows),
         key=lambda item: (item.model_id, item.tier, str(item.tenant_id or ""), item.above_tokens, item.meter),
     )
+
+
+def _item(row: Row[Any]) -> PriceItem:
+    return PriceItem(
+        row.model_id, Tier(row.tier), Meter(row.meter), row.unit_price_pico, row.tenant_id, row.above_tokens
+    )
+
+
+async def readable_items(
+    session: AsyncSession, version_id: UUID, report: Report
+) -> tuple[list[PriceItem], frozenset[UUID]]:
+    """Return the items, and of which models some cannot be read: nothing of these is among them."""
+    statement = "SELECT * FROM price_item WHERE version_id = :version"
+    found, closed = [], set()
+    for row in (await session.execute(text(statement), {"version": version_id})).all():
+        try:
+            found.append(_item(row))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one row is not the others' fault
+            report("price_item", row.model_id, error)
+            closed.add(row.model_id)
+    return [item for item in found if item.model_id not in closed], frozenset(closed)
 
 
 async def remove_items(session: AsyncSession, version_id: UUID, items: Sequence[PriceItem]) -> None:

@@ -145,9 +145,15 @@ class VersionPrices:
     """All schedules of one version. Never changed once made."""
 
     def __init__(
-        self, version_id: UUID, currency: Currency, items: Iterable[PriceItem], *, plan_book: UUID | None = None
+        self,
+        version_id: UUID,
+        currency: Currency,
+        items: Iterable[PriceItem],
+        *,
+        plan_book: UUID | None = None,
+        closed: frozenset[UUID] = frozenset(),
     ) -> None:
-        """Make the schedules.
+        """Make the schedules. `closed` are models that have none here, and none of another book instead.
 
         Raises:
             PlatformError: INVALID_PRICE, an offer lacks a price that it needs.
@@ -163,6 +169,7 @@ class VersionPrices:
         self.version_id = version_id
         self.currency = currency
         self.plan_book = plan_book  # None: the list of the currency
+        self.closed = closed
         self._list = {offer: self._schedule(offer, prices) for offer, prices in listed.items()}
         self._own = {
             (tenant_id, *offer): self._schedule(offer, {**listed.get(offer, {}), **prices})
@@ -253,6 +260,8 @@ class PriceTable:
         """
         listed = self._in_force(currency, at_us)
         planned = None if plan_book is None else self._in_force(plan_book, at_us)
+        if any(version is not None and model_id in version.closed for version in (listed, planned)):
+            return None
         if planned is not None and planned.currency is currency:
             own = None if listed is None else listed.own(model_id, tier, tenant_id)
             found = own or planned.schedule(model_id, tier, tenant_id)

@@ -8,11 +8,12 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from catalog import queries
-from catalog.tables import ModelRow, ModelVersionRow
+from catalog.tables import DeploymentRow, ModelRow, ModelVersionRow
 from catalog.types import DeploymentKind, EngineKind, Model, ModelVersion, NewVersion, ServedModel
 from core.db import record_config_change
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id, new_uuid
+from core.unreadable import Report, log_unreadable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}")
 
@@ -134,33 +135,44 @@ async def list_versions(session: AsyncSession, model_id: UUID) -> list[ModelVers
     ]
 
 
-async def load_served(session: AsyncSession) -> dict[str, ServedModel]:
-    """Return every public name that somebody answers for: the oldest live deployment of its version."""
+async def load_served(session: AsyncSession, report: Report = log_unreadable) -> dict[str, ServedModel]:
+    """Return every public name that somebody answers for: the oldest live deployment of its version.
+
+    A name whose deployment cannot be read is not served.
+    """
     found = {}
     for name, model, version, deployment in await queries.served(session):
-        found[name] = ServedModel(
-            name=name,
-            model_id=model.id,
-            version_id=version.id,
-            deployment_id=deployment.id,
-            kind=DeploymentKind(deployment.kind),
-            engine=EngineKind(deployment.engine),
-            upstream_model=deployment.upstream_model,
-            context_max=version.context_max,
-            default_max_tokens=deployment.default_max_tokens,
-            endpoints=frozenset(deployment.endpoints),
-            template_tokens=version.template_tokens,
-            bytes_per_token_milli=version.bytes_per_token_milli,
-            inflight_max=deployment.inflight_max,
-            waiting_max=deployment.waiting_max,
-            max_wait_s=deployment.max_wait_s,
-            base_url=deployment.base_url,
-            sealed_credential=deployment.sealed_credential,
-            created_at_s=int(model.created_at.timestamp()),
-            owned_by=model.owned_by,
-            model_name=model.name,
-        )
+        try:
+            found[name] = _served(name, model, version, deployment)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one row is not the others' fault
+            report("deployment", deployment.id, error)
+            found.pop(name, None)
     return found
+
+
+def _served(name: str, model: ModelRow, version: ModelVersionRow, deployment: DeploymentRow) -> ServedModel:
+    return ServedModel(
+        name=name,
+        model_id=model.id,
+        version_id=version.id,
+        deployment_id=deployment.id,
+        kind=DeploymentKind(deployment.kind),
+        engine=EngineKind(deployment.engine),
+        upstream_model=deployment.upstream_model,
+        context_max=version.context_max,
+        default_max_tokens=deployment.default_max_tokens,
+        endpoints=frozenset(deployment.endpoints),
+        template_tokens=version.template_tokens,
+        bytes_per_token_milli=version.bytes_per_token_milli,
+        inflight_max=deployment.inflight_max,
+        waiting_max=deployment.waiting_max,
+        max_wait_s=deployment.max_wait_s,
+        base_url=deployment.base_url,
+        sealed_credential=deployment.sealed_credential,
+        created_at_s=int(model.created_at.timestamp()),
+        owned_by=model.owned_by,
+        model_name=model.name,
+    )
 
 
 async def own_name(session: AsyncSession, name: str) -> str:

@@ -15,13 +15,15 @@ from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id
 from core.money import Currency
 from core.tiers import Tier
+from core.unreadable import log_unreadable
 from tenants import credentials, limit_queries
 from tenants import identity_queries as queries
 from tenants.errors import not_found
 from tenants.identity_providers import mapping_of
-from tenants.limit_merge import LimitBook
-from tenants.limits import rule_of
+from tenants.limit_merge import LimitBook, UnreadableLimitError
+from tenants.limits import take_rules
 from tenants.oidc.claims import Grant, GroupMapping, given_by
+from tenants.principals import UNREADABLE
 from tenants.roles import SCOPES
 from tenants.types import PersonStatus, Principal, Role, Scope, Status
 
@@ -91,7 +93,7 @@ async def load_access(session: AsyncSession, wanted: Sequence[Identity]) -> dict
     for row in rows:
         if Scope.INFERENCE in SCOPES[Role(row.role)]:
             grant = Grant(row.tenant_id, row.member_project_id, Role(row.role))
-            places.setdefault(row.person_id, []).append(Place(grant, row.origin, _principal(row, book)))
+            places.setdefault(row.person_id, []).append(Place(grant, row.origin, _principal_or_refusal(row, book)))
     found = dict.fromkeys(wanted, Access())
     for provider_id, subject, person_id, status in people:
         refusal = "" if status == PersonStatus.ACTIVE else "PERSON_SUSPENDED"
@@ -101,7 +103,15 @@ async def load_access(session: AsyncSession, wanted: Sequence[Identity]) -> dict
 
 async def _book_of(session: AsyncSession, rows: Iterable[Any]) -> LimitBook:
     tenant_ids, plan_ids = {row.tenant_id for row in rows}, {row.plan_id for row in rows}
-    return LimitBook(rule_of(row) for row in await limit_queries.rules_for(session, tenant_ids, plan_ids))
+    return take_rules(LimitBook(), await limit_queries.rules_for(session, tenant_ids, plan_ids), log_unreadable)
+
+
+def _principal_or_refusal(row: Any, book: LimitBook) -> Principal:
+    """As with keys: without all of its limits known nobody calls."""
+    try:
+        return _principal(row, book)
+    except UnreadableLimitError:
+        return msgspec.structs.replace(_principal(row, LimitBook()), refusal=UNREADABLE)
 
 
 def _principal(row: Any, book: LimitBook) -> Principal:

@@ -71,6 +71,10 @@ def _limit(rule: LimitRule) -> Limit:
     return Limit(slot.level, slot.metric, amount, slot.mode, slot.model)
 
 
+class UnreadableLimitError(Exception):
+    """Some rule that may hold here cannot be read, and without it nobody knows what holds."""
+
+
 class LimitBook:
     """Many rules, ready to be asked for many keys. Keys with the same limits get the same tuple: it is kept once."""
 
@@ -79,6 +83,7 @@ class LimitBook:
         self._of: dict[int, list[LimitRule]] = {}
         self._merged: dict[tuple[int, ...], tuple[Limit, ...]] = {}
         self._shared: dict[tuple[Limit, ...], tuple[Limit, ...]] = {}
+        self._closed: set[int] = set()
 
         self.add(rules)
 
@@ -90,10 +95,20 @@ class LimitBook:
             if owner is not None:
                 self._of.setdefault(owner.int, []).append(rule)
 
+    def close(self, owner: UUID) -> None:
+        """Say that a rule of this plan, tenant, project or key cannot be read."""
+        self._closed.add(owner.int)
+
     def limits(self, plan_id: UUID, tenant_id: UUID, project_id: UUID, key_id: UUID) -> tuple[Limit, ...]:
-        """Return what holds for this key."""
+        """Return what holds for this key.
+
+        Raises:
+            UnreadableLimitError: nobody knows.
+        """
         of = self._of
         ids = plan_id.int, tenant_id.int, project_id.int, key_id.int
+        if self._closed and not self._closed.isdisjoint(ids):
+            raise UnreadableLimitError
         named = tuple([found for found in ids if found in of])
         merged = self._merged.get(named)
         if merged is None:

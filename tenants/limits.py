@@ -1,6 +1,6 @@
 """Limits: set, remove, list, undo. Every change says why and is kept, and gateways are told in the same transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
@@ -12,9 +12,10 @@ from core.db import record_config_change
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, new_uuid
 from core.money import MAX_BALANCE_NANO, PICO_PER_NANO, format_pico, parse_pico
+from core.unreadable import Report
 from tenants import api_keys, limit_queries, projects, queries
 from tenants.errors import invalid, not_found
-from tenants.limit_merge import SPENDS, Effective, merge
+from tenants.limit_merge import SPENDS, Effective, LimitBook, merge
 from tenants.limit_queries import RuleRow
 from tenants.limit_tables import LimitChangeRow, LimitRuleRow
 from tenants.types import Actor, ActorKind, LimitAuthor, LimitLevel, LimitMetric, LimitMode, LimitRule, LimitSlot
@@ -93,6 +94,19 @@ def amount_out(metric: LimitMetric, amount: int) -> int | str:
 
 def rule_of(row: LimitRuleRow | RuleRow) -> LimitRule:
     return LimitRule(row.id, _slot(row), int(row.amount), row.updated_at)
+
+
+def take_rules(book: LimitBook, rows: Iterable[LimitRuleRow | RuleRow], report: Report) -> LimitBook:
+    """Add rules to a book; one that cannot be read closes the book to the narrowest that it names, and to no others."""
+    for row in rows:
+        try:
+            book.add((rule_of(row),))
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one row is not the others' fault
+            report("limit_rule", row.id, error)
+            narrowest = row.key_id or row.project_id or row.tenant_id or row.plan_id
+            if narrowest is not None:
+                book.close(narrowest)
+    return book
 
 
 def _slot(row: LimitRuleRow | RuleRow | LimitChangeRow) -> LimitSlot:

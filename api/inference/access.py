@@ -16,6 +16,7 @@ from core.tiers import Tier
 from engine.usage import CHOICES_UNCOUNTED
 from tenants import credentials, quotas
 from tenants.api_keys import well_formed
+from tenants.principals import UNREADABLE
 from tenants.types import Principal
 
 SCOPE = "inference"
@@ -31,6 +32,7 @@ _REFUSALS = {
     "PROJECT_SUSPENDED": (ErrorKind.FORBIDDEN, "The project of this API key is suspended."),
     "TENANT_SUSPENDED": (ErrorKind.FORBIDDEN, "The tenant of this API key is suspended."),
     "TENANT_CLOSED": (ErrorKind.FORBIDDEN, "The tenant of this API key is closed."),
+    UNREADABLE: (ErrorKind.UNAVAILABLE, "The settings of this API key cannot be read now. The operators were told."),
 }
 
 

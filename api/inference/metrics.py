@@ -64,6 +64,7 @@ class Metrics:
             "log_lines_dropped_total": 0,
             "config_reloads_total": 0,
             "config_failures_total": 0,
+            "config_unreadable_total": 0,  # rows left out, each time one is met
             "streams_ended_total": 0,
             "rehashed_total": 0,
             "rehash_dropped_total": 0,

@@ -24,6 +24,7 @@ from core.clock import Clock
 from core.db import Sessions, transaction
 from core.errors import PlatformError
 from core.sealing import unseal
+from core.unreadable import log_unreadable
 from tenants import principals
 
 POLL_S = 0.25
@@ -100,7 +101,7 @@ class Follower:
         """
         revision = await queries.newest_revision(connection)
         async with transaction(self._sessions) as session:
-            found = await principals.load_all(session, self._peppers)
+            found = await principals.load_all(session, self._peppers, self._report)
         if self._bearers is not None:
             await self._bearers.load()
         await self._load_catalog()
@@ -155,8 +156,10 @@ class Follower:
         ]
         if limits:
             async with transaction(self._sessions) as session:
-                patches = [await principals.load_limits(session, kind, entity) for kind, entity in limits]
-            await change_limits(directory, patches)
+                patches = [await principals.load_limits(session, kind, entity, self._report) for kind, entity in limits]
+            unread = await change_limits(directory, patches)
+            if unread:  # what could not be read may be readable now
+                await self._patch("tenant", unread)
         if self._bearers is not None:
             await self._bearers.follow(touched)
         if "catalog" in touched:
@@ -175,7 +178,7 @@ class Follower:
         """Take in what changed of keys, by kind of change."""
         if any(None in entities for entities in keys.values()):
             async with transaction(self._sessions) as session:
-                self._directory.principals = await principals.load_all(session, self._peppers)
+                self._directory.principals = await principals.load_all(session, self._peppers, self._report)
         else:
             for kind, entities in keys.items():
                 await self._patch(kind, [entity for entity in entities if entity is not None])
@@ -184,7 +187,7 @@ class Follower:
         """Take in the keys that changed, in slices: ten thousand of a tenant at once would hold up every request."""
         known = self._directory.principals
         async with transaction(self._sessions) as session:
-            async for patch in principals.load_changed(session, kind, entities, self._peppers):
+            async for patch in principals.load_changed(session, kind, entities, self._peppers, self._report):
                 for digest, principal in patch.items():
                     if principal is None:
                         known.pop(digest, None)
@@ -193,7 +196,7 @@ class Follower:
 
     async def _load_catalog(self) -> None:
         async with transaction(self._sessions) as session:
-            served = await models.load_served(session)
+            served = await models.load_served(session, self._report)
         credentials = {}
         for model in served.values():
             if model.sealed_credential:
@@ -208,17 +211,28 @@ class Follower:
 
     async def _load_prices(self) -> None:
         async with transaction(self._sessions) as session:
-            self._directory.prices = await price_book.load_table(session, self._clock.now())
+            self._directory.prices = await price_book.load_table(session, self._clock.now(), self._report)
+
+    def _report(self, kind: str, row_id: UUID, error: Exception) -> None:
+        self._metrics.add("config_unreadable_total")
+        log_unreadable(kind, row_id, error)
 
 
-async def change_limits(directory: Directory, patches: Sequence[principals.LimitPatch]) -> None:
-    """Give the keys that are known their new limits, slice by slice: there may be a hundred thousand."""
-    known = directory.principals
+async def change_limits(directory: Directory, patches: Sequence[principals.LimitPatch]) -> set[UUID]:
+    """Give the keys that are known their new limits, slice by slice: there may be a hundred thousand.
+
+    Returns:
+        The tenants of those keys among them that could not be read before.
+    """
+    known, unread = directory.principals, set()
     for place, digest in enumerate(list(known), 1):
         principal = known.get(digest)
         if principal is not None:
             for patch in patches:
+                if principal.refusal == principals.UNREADABLE and patch.concerns(principal):
+                    unread.add(principal.tenant_id)
                 principal = patch.apply(principal)
             known[digest] = principal
         if place % SLICE == 0:
             await asyncio.sleep(0)
+    return unread

@@ -12,6 +12,7 @@ TABLE = [
     ("INVALID_API_KEY", ErrorKind.UNAUTHENTICATED, 401, "authentication_error"),
     ("KEY_REVOKED", ErrorKind.UNAUTHENTICATED, 401, "authentication_error"),
     ("KEY_EXPIRED", ErrorKind.UNAUTHENTICATED, 401, "authentication_error"),
+    ("KEY_UNREADABLE", ErrorKind.UNAVAILABLE, 503, "server_error"),
     ("METRICS_TOKEN_MISSING", ErrorKind.UNAUTHENTICATED, 401, "authentication_error"),
     ("INSUFFICIENT_CREDIT", ErrorKind.PAYMENT, 402, "insufficient_quota"),
     ("FORBIDDEN", ErrorKind.FORBIDDEN, 403, "permission_error"),
