@@ -38,7 +38,7 @@ def request_of(gateway: Gateway, head: Head, endpoint: str, peer: str) -> Reques
             return begin(gateway.bearers, Request(head, endpoint, b"", client_ip), text, DISCARD_MAX)
         digest = older_digest(gateway, text, digest)
         if not digest and 0 <= head.length <= DISCARD_MAX and not head.expects:
-            return Request(head, endpoint, b"", client_ip)  # for `jwt_bearer.serve_new`
+            return Request(head, endpoint, b"", client_ip)  # for `jwt_bearer.find_caller_then_serve`
     if not 0 <= head.length <= DISCARD_MAX or head.expects:  # `serve` looks at it once more
         authenticate(gateway.directory, digest, gateway.clock.now_us(), client_ip)
     return Request(head, endpoint, digest, client_ip)

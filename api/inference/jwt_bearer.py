@@ -13,7 +13,7 @@ from api.inference.pipeline import serve
 from core.errors import PlatformError
 from tenants.oidc.tokens import looks_signed
 
-__all__ = ["PROJECT", "begin", "looks_signed", "serve_new"]
+__all__ = ["PROJECT", "begin", "find_caller_then_serve", "looks_signed"]
 
 PROJECT = b"openai-project"
 
@@ -27,7 +27,7 @@ class Caller(Client, Protocol):
 
 
 def begin(bearers: Bearers, request: Request, token: str, body_max: int) -> Request:
-    """Give the request its digest when the token is known; without one, it is for `serve_new`.
+    """Give the request its digest when the token is known; without one, it is for `find_caller_then_serve`.
 
     Raises:
         PlatformError: the token is refused; 503 when a body of more than `body_max` bytes, or one that is only sent on
@@ -44,8 +44,8 @@ def begin(bearers: Bearers, request: Request, token: str, body_max: int) -> Requ
     return request
 
 
-async def serve_new(gateway: Gateway, request: Request, client: Caller) -> None:
-    """`serve`, for a token whose key or person is new here, and for an API key that is."""
+async def find_caller_then_serve(gateway: Gateway, request: Request, client: Caller) -> None:
+    """Find who calls with a token or an API key that is new here, then `serve`; or tell the caller why not."""
     bearers = gateway.bearers
     try:
         token = wire.bearer(request.head).decode("latin-1")

@@ -354,7 +354,7 @@ class InferenceProtocol(asyncio.Protocol):
 
     def _serve(self, request: Request) -> None:
         self.phase, self.deadline = BUSY, NEVER
-        run = serve if request.digest else jwt_bearer.serve_new
+        run = serve if request.digest else jwt_bearer.find_caller_then_serve
         self.task = self.gateway.loop.create_task(run(self.gateway, request, self))
 
     def _answer_refusal(self, error: PlatformError) -> None:
