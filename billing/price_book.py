@@ -260,7 +260,26 @@ async def review(session: AsyncSession, version_id: UUID, now: datetime) -> Revi
         after, prices = _priced(version_id, Currency(book.currency), items, discounts)
     except PlatformError as error:
         return Review(against, changes(before, items), (), error.message)
-    return Review(against, changes(before, after), warnings(before, after, prices))
+    odd = [
+        *await _order_warnings(session, version, now),
+        *warnings(before, after, prices, for_plan=book.for_plan),
+    ]
+    return Review(against, changes(before, after), odd)
+
+
+async def _order_warnings(session: AsyncSession, version: PriceVersionRow, now: datetime) -> list[PriceWarning]:
+    """A list is whole: what was published since a draft began is not in it, and what is published ahead ends it."""
+    found = []
+    since = await queries.published_between(session, version.book_id, version.created_at, version.published_at or now)
+    if since is not None:
+        name = format_id(IdKind.PRICE_VERSION, since)
+        message = f"{name} was published after this draft was begun: what it changed is not in here. See the changes."
+        found.append(PriceWarning("BEGUN_BEFORE", message))
+    ahead = await queries.next_in_force(session, version.book_id, version.effective_at or now)
+    if ahead is not None and ahead.effective_at is not None:
+        name, at = format_id(IdKind.PRICE_VERSION, ahead.id), ahead.effective_at.isoformat()
+        found.append(PriceWarning("PUBLISHED_AHEAD", f"{name} is published already and takes effect at {at}, whole."))
+    return found
 
 
 def _priced(

@@ -19,12 +19,12 @@ Offered = tuple[UUID, Tier, UUID | None]  # model, tier, tenant or the list
 
 
 class PriceWarning(msgspec.Struct, frozen=True):
-    """Prices that may be meant, and often are not. Programs switch on `code`."""
+    """Prices that may be meant, and often are not. Programs switch on `code`. Without a model: of the whole list."""
 
     code: str
     message: str
-    model_id: UUID
-    tier: Tier
+    model_id: UUID | None = None
+    tier: Tier | None = None
     tenant_id: UUID | None = None
 
 
@@ -95,13 +95,15 @@ def _in_order(where: Place) -> tuple[object, ...]:
     return model_id, tier, str(tenant_id or ""), above, list(Meter).index(meter)
 
 
-def warnings(before: Sequence[PriceItem], after: Sequence[PriceItem], prices: VersionPrices) -> list[PriceWarning]:
+def warnings(
+    before: Sequence[PriceItem], after: Sequence[PriceItem], prices: VersionPrices, *, for_plan: bool = False
+) -> list[PriceWarning]:
     """Return what is odd about the prices `after`, of which `prices` is made, beside those `before` in force.
 
     At most `WARNINGS_MAX`, in the order of models, tiers and tenants.
     """
     offers = {offer: _schedule(prices, offer) for offer in _offers(after)}
-    found = [*_dropped(before, offers.keys()), *_large(before, after)]
+    found = [*_dropped(before, offers.keys(), for_plan), *_large(before, after)]
     for offer, s in offers.items():
         found += _within(offer, s)
         dearer = (offer[0], Tier(offer[1] + 1), offer[2]) if offer[1] < max(Tier) else None
@@ -110,7 +112,7 @@ def warnings(before: Sequence[PriceItem], after: Sequence[PriceItem], prices: Ve
         listed = offers.get((offer[0], offer[1], None))
         if offer[2] is not None and listed is not None:
             found += _above(offer, s, listed, "OWN_ABOVE_LIST", "dearer than the list")
-    found.sort(key=lambda one: (one.model_id, one.tier, str(one.tenant_id or ""), one.code, one.message))
+    found.sort(key=lambda one: (str(one.model_id), one.tier, str(one.tenant_id or ""), one.code, one.message))
     return found[:WARNINGS_MAX]
 
 
@@ -126,11 +128,12 @@ def _schedule(prices: VersionPrices, offer: Offered) -> PriceSchedule:
     return found
 
 
-def _dropped(before: Iterable[PriceItem], offers: Iterable[Offered]) -> Iterator[PriceWarning]:
+def _dropped(before: Iterable[PriceItem], offers: Iterable[Offered], for_plan: bool) -> Iterator[PriceWarning]:
     left = set(offers)
+    gone = "no price any more, so that " + ("the list's holds" if for_plan else "it is not served")
     for offer in _offers(before):
         if offer not in left:
-            what = "its own prices no more" if offer[2] is not None else "no price any more, so that it is not served"
+            what = gone if offer[2] is None else "its own prices no more"
             yield PriceWarning("DROPPED", f"{_whose(offer)} has {what}.", *offer)
 
 

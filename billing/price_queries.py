@@ -87,6 +87,31 @@ async def in_force_before(session: AsyncSession, book_id: UUID, at: datetime, ot
     return (await session.scalars(statement)).one_or_none()
 
 
+async def published_between(
+    session: AsyncSession, book_id: UUID, begun_at: datetime, published_at: datetime
+) -> UUID | None:
+    """Return the last version of the book published after the one instant and before the other."""
+    statement = (
+        select(PriceVersionRow.id)
+        .where(PriceVersionRow.book_id == book_id)
+        .where(PriceVersionRow.published_at > begun_at, PriceVersionRow.published_at < published_at)
+        .order_by(PriceVersionRow.published_at.desc())
+        .limit(1)
+    )
+    return (await session.scalars(statement)).one_or_none()
+
+
+async def next_in_force(session: AsyncSession, book_id: UUID, at: datetime) -> PriceVersionRow | None:
+    """Return the first version of the book that takes effect after that instant."""
+    statement = (
+        select(PriceVersionRow)
+        .where(PriceVersionRow.book_id == book_id, PriceVersionRow.effective_at > at)
+        .order_by(PriceVersionRow.effective_at)
+        .limit(1)
+    )
+    return (await session.scalars(statement)).one_or_none()
+
+
 async def currencies(session: AsyncSession, tenant_ids: Collection[UUID]) -> dict[UUID, str]:
     """Return the currency each of the tenants is billed in; those without an account are left out."""
     statement = "SELECT tenant_id, currency FROM billing_profile WHERE tenant_id = ANY(:tenants)"

@@ -120,8 +120,8 @@ class WarningOut(Output):
 
     code: str
     message: str
-    model_id: str
-    tier: str
+    model_id: str | None = Field(description="Null: it is of the whole list.")
+    tier: str | None
     tenant_id: str | None
 
 
@@ -312,8 +312,8 @@ def warnings_out(review: Review) -> list[WarningOut]:
         WarningOut(
             code=one.code,
             message=one.message,
-            model_id=format_id(IdKind.MODEL, one.model_id),
-            tier=one.tier.label,
+            model_id=one.model_id and format_id(IdKind.MODEL, one.model_id),
+            tier=None if one.tier is None else one.tier.label,
             tenant_id=one.tenant_id and format_id(IdKind.TENANT, one.tenant_id),
         )
         for one in review.warnings

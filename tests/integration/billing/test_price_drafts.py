@@ -14,7 +14,7 @@ from billing.price_table import PublishedVersion, content_sha256
 from billing.types import Meter, PriceDiscount, PriceItem, PriceVersion
 from core.db import Sessions, transaction
 from core.errors import PlatformError
-from core.ids import new_uuid
+from core.ids import IdKind, format_id, new_uuid
 from core.money import Currency
 from core.settings import Database
 from core.tiers import Tier
@@ -76,7 +76,8 @@ async def test_a_discount_becomes_a_contract_price_that_is_never_computed_again(
     found = await items_of(sessions, later)
     assert (found[Meter.INPUT, None, 0], found[Meter.INPUT, TENANT, 0]) == (20_000, 32_812)
     ((code, message),) = [(one.code, one.message) for one in (await review(sessions, later)).warnings]
-    assert (code, "input, cached_input, cache_write is dearer than the list" in message) == ("OWN_ABOVE_LIST", True)
+    assert code == "OWN_ABOVE_LIST"
+    assert "input, cached_input, cache_write is dearer than the list" in message
     anew = await draft(sessions, book, (), [OFF])  # asked for again: of the list as it is now
     await publish(sessions, anew, NOW + timedelta(days=2))
     assert (await items_of(sessions, anew))[Meter.INPUT, TENANT, 0] == 17_500
@@ -177,6 +178,32 @@ async def test_a_draft_is_compared_with_what_is_in_force_now(sessions: Sessions)
     assert (await review(sessions, version, NOW + timedelta(days=30))).against == ahead
     assert (await review(sessions, first)).against is None
     assert (await review(sessions, ahead)).against == first
+
+
+async def test_a_draft_that_was_begun_before_another_was_published_is_warned_of(sessions: Sessions) -> None:
+    """A list is whole: published now, the first draft would take back what the second one changed."""
+    book = await new_book(sessions)
+    await publish(sessions, await draft(sessions, book, make.items(LIST)))
+    first, second = [await draft(sessions, book, make.items({"input": price})) for price in ("0.04", "0.05")]
+    now = datetime.now(UTC)
+    async with transaction(sessions) as session:
+        await price_book.publish(session, second, now=now)
+    found = await review(sessions, first, now + timedelta(seconds=1))
+    assert [(one.code, format_id(IdKind.PRICE_VERSION, second) in one.message) for one in found.warnings] == [
+        ("BEGUN_BEFORE", True)
+    ]
+    assert [(one.before, one.after) for one in found.changes] == [(50_000, 40_000)]
+    assert (await review(sessions, second, now + timedelta(seconds=1))).warnings == []
+    ahead = now + timedelta(days=1)
+    async with transaction(sessions) as session:
+        third = await price_book.create_draft(session, book, make.items({"input": "0.06"}))
+        await price_book.publish(session, third, now=datetime.now(UTC), effective_at=ahead)
+        fourth = await price_book.create_draft(session, book, [])
+    ((code, message),) = [
+        (one.code, one.message) for one in (await review(sessions, fourth, now + timedelta(seconds=2))).warnings
+    ]
+    assert code == "PUBLISHED_AHEAD"
+    assert ahead.isoformat() in message
 
 
 async def test_why_a_draft_cannot_be_published_is_said_before(sessions: Sessions) -> None:

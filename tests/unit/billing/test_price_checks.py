@@ -75,6 +75,9 @@ def test_a_tier_or_contract_that_is_gone_is_named() -> None:
     assert [code for code, _ in found] == ["DROPPED", "DROPPED"]
     assert "tier batch has no price any more" in found[0][1]
     assert "its own prices no more" in found[1][1]
+    plan = VersionPrices(UUID(int=1), Currency.USD, make.items(GOOD))
+    of_plan = warnings([*make.items(GOOD), *make.items(GOOD, tier=Tier.BATCH)], make.items(GOOD), plan, for_plan=True)
+    assert [one.message.rpartition("so that ")[2] for one in of_plan] == ["the list's holds."]
 
 
 def test_differences_name_each_price_that_changed() -> None:
