@@ -37,6 +37,7 @@ from tests.property.billing.model import Account, Event, Lot, Move, Prices, Usag
 
 T = TypeVar("T")
 Scope = frozenset[int] | None
+Edge = tuple[int, int | None]  # which lot; how many minutes before it expires
 START = datetime(2025, 11, 30, 23, 0, tzinfo=UTC)
 MODELS = (make.MODEL, UUID("01890000-0000-7000-8000-00000000aaab"))
 TIERS = (Tier.STANDARD, Tier.BATCH)
@@ -52,7 +53,8 @@ CODES = {
 }
 
 counts = st.integers(0, 3000)
-usages = st.builds(Usage, counts, counts, counts, counts, counts)
+edges = st.sampled_from([Usage(4000, 0, 0, 1, 0), Usage(1, 3999, 1, 0, 7), Usage(9, 0, 0, 0, 0), Usage(0, 0, 0, 0, 0)])
+usages = st.one_of(st.builds(Usage, counts, counts, counts, counts, counts), edges)
 places = st.integers(0, 10**6)
 amounts = st.integers(1, 3 * 10**10)
 whole = st.integers(0, 20_000_000)
@@ -163,12 +165,9 @@ class BooksMachine(RuleBasedStateMachine):
         assert version is not None
         self.version = version
 
-    @rule(model=st.integers(0, 1), tier=st.integers(0, 1), p=prices)
-    def publish_price(self, model: int, tier: int, p: Prices) -> None:
-        self.publish({(None, model, tier): p})
-
-    @rule(who=st.integers(0, 2), model=st.integers(0, 1), tier=st.integers(0, 1), p=prices)
-    def override_price(self, who: int, model: int, tier: int, p: Prices) -> None:
+    @rule(who=st.sampled_from([None, 0, 1, 2]), model=st.integers(0, 1), tier=st.integers(0, 1), p=prices)
+    def publish_price(self, who: int | None, model: int, tier: int, p: Prices) -> None:
+        """A price of the list, or one of a tenant's own; what was admitted before keeps its price."""
         self.publish({(who, model, tier): p})
 
     # credit
@@ -196,7 +195,7 @@ class BooksMachine(RuleBasedStateMachine):
         who=st.integers(0, 2),
         amount=amounts,
         source=st.sampled_from([LotSource.PROMO, LotSource.GOODWILL]),
-        minutes=st.sampled_from([None, None, 5, 30]),
+        minutes=st.sampled_from([None, 5, 5, 30]),
         scope=st.tuples(scopes, scopes),
     )
     def give(self, who: int, amount: int, source: LotSource, minutes: int | None, scope: tuple[Scope, Scope]) -> None:
@@ -277,12 +276,26 @@ class BooksMachine(RuleBasedStateMachine):
         who=st.integers(0, 2),
         call=st.tuples(st.integers(0, 1), st.integers(0, 1)),
         usage=usages,
-        outcome=st.sampled_from([outcome.value for outcome in Outcome]),
+        outcome=st.sampled_from(["completed", *(outcome.value for outcome in Outcome)]),
         ago=st.sampled_from([0, 0, 1, 7, 3000]),
+        edge=st.tuples(places, st.sampled_from([None, 0, 1])),
+        posted=st.booleans(),
     )
-    def use(self, who: int, call: tuple[int, int], usage: Usage, outcome: str, ago: int) -> None:
-        """Calls that some gateway served, now or a while ago; they wait in its spool."""
+    def use(
+        self, who: int, call: tuple[int, int], usage: Usage, outcome: str, *, ago: int, edge: Edge, posted: bool
+    ) -> None:
+        """Calls that some gateway served, now or a while ago, some right at a lot's expiry; they wait in its spool."""
+        lot, before = self.expiring(who, edge[0]), edge[1]
+        if lot is not None and before is not None:
+            ago = max(0, self.now - lot + before)
         self.made += [(who, *self.event(who, call, usage, outcome, ago)) for _ in range(2)]
+        if posted:
+            self.post(self.made[-2:])
+
+    def expiring(self, who: int, pick: int) -> int | None:
+        """When one of the tenant's lots expires."""
+        ends = [lot.expires for lot in self.accounts[who].lots if lot.expires is not None]
+        return ends[pick % len(ends)] if ends else None
 
     @precondition(lambda self: self.made)
     @rule(
@@ -412,31 +425,45 @@ class BooksMachine(RuleBasedStateMachine):
 
     # time
 
-    @rule(minutes=st.sampled_from([1, 6, 45, 3000]))
-    def wait(self, minutes: int) -> None:
-        """Time goes on, and what expired long enough ago is taken back."""
+    @rule(
+        minutes=st.sampled_from([1, 6, 3000]),
+        who=st.integers(0, 2),
+        edge=st.tuples(places, st.sampled_from([-10, -9, 0])),
+    )
+    def wait(self, minutes: int, who: int, edge: Edge) -> None:
+        """Time goes on, often to about a lot's expiry; what expired long enough ago is taken back."""
+        lot = self.expiring(who, edge[0])
+        if lot is not None and edge[1] is not None and lot - edge[1] > self.now:
+            minutes = lot - edge[1] - self.now
         self.now += minutes
         self.clock.advance(60 * minutes)
 
         async def work() -> None:
-            for who, tenant_id in enumerate(self.tenants):
+            for owner, tenant_id in enumerate(self.tenants):
                 async with db.transaction(self.books.sessions) as session:
                     taken = await lots.expire(session, tenant_id, self.instant(self.now))
-                moves = self.accounts[who].expire(self.now)
+                moves = self.accounts[owner].expire(self.now)
                 assert taken == sum(amount for one in moves for _, _, amount in one)
                 if moves:
-                    self.touched.add(who)
+                    self.touched.add(owner)
                     await credit_figures.refresh(self.fleet.client, self.books.sessions, tenant_id, correct=True)
 
         self.run(work())
 
-    @precondition(lambda self: self.instant(self.now) >= periods_end(self.books.open_month))
     @rule()
-    def close_period(self) -> None:
-        """The oldest open month closes; what comes late for it is booked later, and `verify` sees it unchanged."""
-        closed = self.run(periods.close(self.books.sessions, self.books.open_month.date(), self.instant(self.now)))
-        assert closed.state == "closed"
-        self.books.open_month = periods_end(self.books.open_month)
+    def keep_books(self) -> None:
+        """Seal; close the oldest month when it is over. What comes late for it is booked later, as `verify` sees."""
+
+        async def work() -> None:
+            async with db.transaction(self.books.sessions) as session:
+                await seals.seal(session)
+            if self.instant(self.now) >= periods_end(self.books.open_month):
+                month = self.books.open_month
+                done = await periods.close(self.books.sessions, month.date(), self.instant(self.now))
+                assert done.state == "closed"
+                self.books.open_month = periods_end(month)
+
+        self.run(work())
 
     @rule()
     def lose_valkey(self) -> None:
@@ -457,14 +484,6 @@ class BooksMachine(RuleBasedStateMachine):
         await self.fleet.advance(5.1)
         await self.door.heartbeat()
         await self.door.tick()
-
-    @rule()
-    def seal(self) -> None:
-        async def work() -> None:
-            async with db.transaction(self.books.sessions) as session:
-                await seals.seal(session)
-
-        self.run(work())
 
     # what must hold
 
