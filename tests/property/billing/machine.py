@@ -61,7 +61,8 @@ whole = st.integers(0, 20_000_000)
 prices = st.builds(
     Prices, whole, whole, whole, st.integers(0, 10**9), st.integers(0, 10**10), st.just(4000), st.just(2)
 )
-scopes = st.sampled_from([None, frozenset({0}), frozenset({1})])
+scopes = st.sampled_from([None, None, frozenset({0}), frozenset({1})])
+tenants = st.sampled_from([0, 0, 0, 1, 2])  # most of it happens to one, so that its lots meet
 
 
 @dataclass
@@ -172,7 +173,7 @@ class BooksMachine(RuleBasedStateMachine):
 
     # credit
 
-    @rule(who=st.integers(0, 2), amount=st.integers(-1, 3 * 10**10), key=st.sampled_from("abcd"))
+    @rule(who=tenants, amount=st.integers(-1, 3 * 10**10), key=st.sampled_from("abcd"))
     def top_up(self, who: int, amount: int, key: str) -> None:
         tenant_id, account = self.tenants[who], self.accounts[who]
 
@@ -192,7 +193,7 @@ class BooksMachine(RuleBasedStateMachine):
             self.reversible.append((who, tx, [("cash", "paid", amount)]))
 
     @rule(
-        who=st.integers(0, 2),
+        who=tenants,
         amount=amounts,
         source=st.sampled_from([LotSource.PROMO, LotSource.GOODWILL]),
         minutes=st.sampled_from([None, 5, 5, 30]),
@@ -273,12 +274,12 @@ class BooksMachine(RuleBasedStateMachine):
         return made, Event(made.id.hex, minute, model, tier, cost)
 
     @rule(
-        who=st.integers(0, 2),
+        who=tenants,
         call=st.tuples(st.integers(0, 1), st.integers(0, 1)),
         usage=usages,
         outcome=st.sampled_from(["completed", *(outcome.value for outcome in Outcome)]),
         ago=st.sampled_from([0, 0, 1, 7, 3000]),
-        edge=st.tuples(places, st.sampled_from([None, 0, 1])),
+        edge=st.tuples(places, st.sampled_from([None, 0, 0, 1])),
         posted=st.booleans(),
     )
     def use(
