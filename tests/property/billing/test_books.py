@@ -51,7 +51,7 @@ def drive(database: Database, valkey: Path, *, examples: int, steps: int, number
 
 
 def test_the_books_follow_the_model(database_settings: Database, valkey: Path) -> None:
-    drive(database_settings, valkey, examples=10, steps=30, number=random.randrange(10**9))
+    drive(database_settings, valkey, examples=8, steps=25, number=random.randrange(10**9))
 
 
 @pytest.mark.soak
