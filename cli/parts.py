@@ -37,7 +37,7 @@ class Part:
 PARTS: tuple[Part, ...] = (
     Part("gateway", "api.inference.app", "serve inference traffic (the data plane)", stop_stage=0),
     Part("api", "api.app", "serve the control plane: tenants, operators, receipts", stop_stage=1),
-    Part("controller", "knative.controller", "own engines, placement and wakes", stop_stage=1, stop_timeout_s=40.0),
+    Part("controller", "cli.controller", "own engines, placement and wakes", stop_stage=1, stop_timeout_s=40.0),
     Part("worker", "core.worker", "run background jobs and their schedule", stop_stage=2),
     Part("poster", "billing.poster", "move usage from the spools of this host to the ledger", stop_stage=2),
 )

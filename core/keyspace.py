@@ -28,6 +28,8 @@ key                         type     content and writer
 ``{tg}:beat``               zset     replica → expiry of its heartbeat, server ms (scheduler)
 ``{tg}:grants:<replica>``   list     grants for queued requests of that replica (scheduler)
 ``{tg}:settle``             string   admission is fenced until then, server µs; ``{tg}:awaited``: for whom (scheduler)
+``{tg}:scraper``            string   who reads the engines' figures; ``{tg}:figures``: hash, deployment → JSON of
+                                     `scheduler.scraper.Reading` (scheduler)
 ``{tg}:swept``              string   how far the removal of counters that say nothing any more has come (scheduler)
 ``{tg}:offset_us``          string   added to the server's time by the scheduler's scripts; only tests set it
 ``{tg}:once:<digest>``      string   who holds an idempotency key: state (r running, d done), request id, fingerprint
@@ -49,6 +51,8 @@ BEAT = "{tg}:beat"
 STATE = "{tg}:state"
 STATE_CHANNEL = "{tg}:state"
 WAKE_CHANNEL = "{tg}:wake"
+SCRAPER = "{tg}:scraper"
+FIGURES = "{tg}:figures"
 
 
 def credit(tenant_id: UUID) -> str:

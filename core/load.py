@@ -13,11 +13,12 @@ class Load(msgspec.Struct, frozen=True):
     inflight: int = 0
     waiting: int = 0
     last_us: int = 0
+    tokens: float = 0.0  # reserved by what is in flight, as estimated
 
 
 def parse_load(raw: bytes | None) -> Load:
     """Return the load in the value of `keyspace.deployment`; nobody ever called when there is none."""
     if raw is None:
         return Load()
-    inflight, waiting, last_us, *_ = LAYOUT.unpack(raw)
-    return Load(int(inflight), int(waiting), int(last_us))
+    inflight, waiting, last_us, tokens, *_ = LAYOUT.unpack(raw)
+    return Load(int(inflight), int(waiting), int(last_us), tokens)

@@ -91,6 +91,8 @@ class Controller(_Group):
     idle_window_s: int = 300  # a cold deployment without requests for so long goes to sleep
     drain_timeout_s: int = 30
     start_timeout_s: int = 120
+    adaptive_caps: bool = True  # read the engines' figures each second, and let them say how much is sent to them
+    seats_per_engine: int = 256  # the most requests sent to one engine, until its figures say less
 
 
 class MailSecurity(StrEnum):

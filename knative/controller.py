@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 
 from prometheus_client import CollectorRegistry
 
@@ -153,8 +153,11 @@ async def write_figures(registry: CollectorRegistry, settings: Settings) -> None
         await asyncio.sleep(FIGURES_S)
 
 
-async def serve(settings: Settings, ready: Callable[[], None]) -> None:
-    """Run until SIGTERM or SIGINT."""
+Beside = Callable[[Settings, RespClient, CollectorRegistry], Coroutine[None, None, None]]
+
+
+async def serve(settings: Settings, ready: Callable[[], None], beside: Sequence[Beside] = ()) -> None:
+    """Run until SIGTERM or SIGINT; what runs `beside` ends with it."""
     clock = SystemClock()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -174,17 +177,19 @@ async def serve(settings: Settings, ready: Callable[[], None]) -> None:
         sealing=sealing_key(settings.secrets.sealing),
         registry=registry,
     )
-    figures = asyncio.create_task(write_figures(registry, settings))
+    works = [write_figures(registry, settings), *(work(settings, client, registry) for work in beside)]
+    tasks = [asyncio.create_task(work) for work in works]
     try:
         await controller.run(stop, ready)
     finally:
-        figures.cancel()
-        await asyncio.gather(figures, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await client.close()
         await engine.dispose()
 
 
-def run(settings: Settings, ready: Callable[[], None]) -> None:
+def run(settings: Settings, ready: Callable[[], None], beside: Sequence[Beside] = ()) -> None:
     """The process entry: blocks until SIGTERM; `ready` is called once it leads and has published, or stands by."""
     logging.configure(settings.log, "controller")
-    asyncio.run(serve(settings, ready))
+    asyncio.run(serve(settings, ready, beside))

@@ -11,6 +11,7 @@ from core import keyspace
 from core.demand import Demand
 from core.money import MAX_BALANCE_NANO
 from core.resp import Part, pack
+from scheduler.caps import Caps
 from scheduler.types import Prepared
 
 _FOLDER = Path(__file__).resolve().parent / "scripts"
@@ -132,6 +133,12 @@ def release_prefix(tenant: str, *, epoch: bytes, replica: str) -> bytes:
 
 def release_call(prefix: bytes, request: bytes, charge: int, input_tokens: int, output_tokens: int) -> bytes:
     return prefix + _RELEASE_TAIL(_REQUEST, request, _RELEASE_NEXT, charge, input_tokens, output_tokens, _END)
+
+
+def caps_call(deployment: str, caps: Caps, *, epoch: bytes) -> bytes:
+    """Encode `caps`: what the deployment (hex) may hold from now on."""
+    figures: list[Part] = [caps.most, int(caps.tokens), repr(caps.saturation)]
+    return call(SET_CAPS, [keyspace.PREFIX + "m:" + deployment], [epoch, deployment, *figures])
 
 
 def lease_text(spec: str, *, tier: int, at_us: int, hold: int, input_tokens: int, output_tokens: int) -> bytes:

@@ -14,6 +14,7 @@ from core.load import LAYOUT
 from core.resp import pack
 from core.tiers import Tier
 from scheduler import commands
+from scheduler.caps import Caps
 from scheduler.types import Prepared
 
 REPLICA = "sim"
@@ -92,19 +93,8 @@ class Scripts:
         raw = self.send("GET", keyspace.deployment(model.deployment_id))
         return LAYOUT.unpack(raw) if raw else (0.0,) * 10
 
-    def set_caps(self, model: ServedModel, requests: int, tokens: int, saturation: float) -> None:
-        keys = [keyspace.deployment(model.deployment_id)]
-        self.send(
-            "FCALL",
-            commands.SET_CAPS,
-            1,
-            *keys,
-            self.epoch,
-            model.deployment_id.hex,
-            requests,
-            tokens,
-            repr(saturation),
-        )
+    def set_caps(self, model: ServedModel, caps: Caps) -> None:
+        self._exchange(commands.caps_call(model.deployment_id.hex, caps, epoch=self.epoch))
 
 
 def _id(request: str) -> bytes:

@@ -10,6 +10,7 @@ import pytest
 
 from catalog.types import ServedModel
 from core.tiers import Tier
+from scheduler.caps import Caps
 from scheduler.commands import Busy, Code
 from tests.factories.scheduler import served_model
 from tests.sim.scripts import Scripts
@@ -201,22 +202,22 @@ def test_a_full_queue_makes_place_for_a_higher_tier_and_for_a_smaller_tenant(scr
 
 def test_tokens_are_a_cap_of_their_own_and_one_request_always_runs(scripts: Scripts) -> None:
     model = served_model(inflight_max=10)
-    scripts.set_caps(model, 0, 1000, 0.5)
+    scripts.set_caps(model, Caps(requests=100, tokens=1000))
     assert scripts.acquire("huge", model, "t", P, tokens=(5000, 100))[0] == Code.GRANTED
     assert scripts.acquire("next", model, "t", P, tokens=(10, 10))[0] == Code.QUEUED
     assert serve(scripts, "huge") == ["next"]
     assert scripts.acquire("other", model, "t", P, tokens=(500, 480))[0] == Code.GRANTED
     assert scripts.acquire("third", model, "t", P, tokens=(1, 0))[0] == Code.QUEUED
-    scripts.set_caps(model, 0, 1001, 0.5)
+    scripts.set_caps(model, Caps(requests=100, tokens=1001))
     assert grants(scripts) == ["third"]
 
 
 def test_an_adaptive_cap_holds_beside_the_configured_one(scripts: Scripts) -> None:
     model = served_model(inflight_max=4)
     full(scripts, model, 2)
-    scripts.set_caps(model, 2, 0, 0.9)
+    scripts.set_caps(model, Caps(requests=2))
     assert scripts.acquire("a", model, "t", P)[0] == Code.QUEUED
-    scripts.set_caps(model, 9, 0, 0.9)
+    scripts.set_caps(model, Caps(requests=9))
     assert grants(scripts) == ["a"]
     assert scripts.acquire("b", model, "t", P)[0] == Code.GRANTED
     assert scripts.acquire("c", model, "t", P)[0] == Code.QUEUED

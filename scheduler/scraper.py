@@ -1,0 +1,166 @@
+"""The one reader of the engines' figures: it sets the adaptive caps, and leaves the figures for all who route or show.
+
+It runs beside the controller; of several the one with the lease reads. An engine is asked once a second by nobody else,
+because engines have hung under more.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import msgspec
+from prometheus_client import CollectorRegistry, Gauge
+
+from core import keyspace
+from core.clock import Clock
+from core.load import parse_load
+from core.logging import get_logger
+from core.resp import RespClient, RespError, RespUnavailable
+from engine.figures import EngineFigures, read
+from knative.types import DeploymentState, Endpoint
+from scheduler import caps, commands
+
+EVERY_S, TIMEOUT_S, LEASE_MS = 1.0, 0.8, 3000
+AT_ONCE = 64  # engines asked at a time
+_STATE = msgspec.json.Decoder(DeploymentState)
+log = get_logger(__name__)
+
+Read = Callable[[str], Awaitable[EngineFigures | None]]
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What stands in `{tg}:figures` of a deployment: when it was read (Unix µs), by replica."""
+
+    at_us: int
+    replicas: dict[str, EngineFigures]
+
+
+class _Followed:
+    """One deployment: its caps, and what its engines said last."""
+
+    def __init__(self, requests: float) -> None:
+        self.caps = caps.Caps(requests=requests)
+        self.before: dict[str, EngineFigures] = {}
+        self.preemptions = 0
+
+    def sample(self, figures: dict[str, EngineFigures], *, inflight: int, tokens: float, now_s: float) -> caps.Sample:
+        """Put the readings of all replicas together. A replica that started anew counts from 0."""
+        itl_s, itl_count = 0.0, 0
+        for replica, said in figures.items():
+            before = self.before.get(replica, said)
+            anew = said.itl_count < before.itl_count or said.preemptions < before.preemptions
+            since = EngineFigures() if anew else before
+            itl_s += said.itl_sum_s - since.itl_sum_s
+            itl_count += said.itl_count - since.itl_count
+            self.preemptions += said.preemptions - since.preemptions
+        self.before = figures
+        return caps.Sample(
+            at_s=now_s,
+            pods=len(figures),
+            waiting=sum(said.waiting for said in figures.values()),
+            kv_used=sum(said.kv_used for said in figures.values()) / len(figures),
+            preemptions=self.preemptions,
+            itl_s=itl_s / itl_count if itl_count else 0.0,
+            inflight=inflight,
+            tokens=tokens,
+        )
+
+
+class Scraper:
+    """Reads every engine that answers, each second.
+
+    Args:
+        client: the connection to Valkey.
+        holder: this process's name.
+        clock: its monotonic time dates samples.
+        seats: the most requests one engine is given, until its own figures say less.
+        registry: for the gauges of caps and saturation.
+        ask: how an engine is asked.
+    """
+
+    def __init__(
+        self,
+        client: RespClient,
+        *,
+        holder: str,
+        clock: Clock,
+        seats: int,
+        registry: CollectorRegistry,
+        ask: Read = lambda url: read(url, timeout_s=TIMEOUT_S),
+    ) -> None:
+        self._client = client
+        self._holder = holder
+        self._clock = clock
+        self._seats = seats
+        self._ask = ask
+        self._followed: dict[str, _Followed] = {}
+        self._places = asyncio.Semaphore(AT_ONCE)
+        labels = ("deployment",)
+        self._requests = Gauge("tidegate_admission_cap_requests", "The adaptive cap", labels, registry=registry)
+        self._tokens = Gauge("tidegate_admission_cap_tokens", "Tokens as estimated; 0: none", labels, registry=registry)
+        self._saturation = Gauge("tidegate_engine_saturation", "1 is full", labels, registry=registry)
+        self._waiting = Gauge("tidegate_engine_waiting", "Requests in the engines' queues", labels, registry=registry)
+
+    async def run(self) -> None:
+        """Read until cancelled. With Valkey away nothing is read."""
+        while True:
+            with suppress(RespError, RespUnavailable):
+                if await self._leads():
+                    await self.turn()
+                else:
+                    self._followed.clear()
+            await asyncio.sleep(EVERY_S)
+
+    async def _leads(self) -> bool:
+        key = keyspace.SCRAPER
+        if await self._client.call("SET", key, self._holder, "NX", "PX", LEASE_MS):
+            return True
+        if await self._client.call("GET", key) != self._holder.encode():
+            return False
+        return bool(await self._client.call("PEXPIRE", key, LEASE_MS))
+
+    async def turn(self) -> None:
+        """Read all engines once, and set what follows."""
+        flat, epoch = await self._client.call("HGETALL", keyspace.STATE), await self._client.call("GET", keyspace.EPOCH)
+        states = [_STATE.decode(raw) for raw in flat[1::2]]
+        live = {state.deployment: state for state in states if state.endpoints}
+        for gone in self._followed.keys() - live.keys():
+            self._forget(gone)
+        if epoch is not None:
+            await asyncio.gather(*(self._follow(state, epoch) for state in live.values()))
+
+    def _forget(self, deployment: str) -> None:
+        del self._followed[deployment]
+        for gauge in (self._requests, self._tokens, self._saturation, self._waiting):
+            with suppress(KeyError):
+                gauge.remove(deployment)
+
+    async def _follow(self, state: DeploymentState, epoch: bytes) -> None:
+        figures = await self._read(state.endpoints)
+        now_s, deployment = self._clock.monotonic(), state.deployment
+        pods = len(state.endpoints)
+        followed = self._followed.get(deployment)
+        if not figures:
+            if followed is None:  # it has never said anything of itself: an external server, say
+                return
+            followed.caps = caps.unseen(followed.caps, now_s, pods=pods, per_pod=self._seats)
+        else:
+            followed = followed or self._followed.setdefault(deployment, _Followed(float(pods * self._seats)))
+            load = parse_load(await self._client.call("GET", keyspace.PREFIX + "m:" + deployment))
+            sample = followed.sample(figures, inflight=load.inflight, tokens=load.tokens, now_s=now_s)
+            followed.caps = caps.after(followed.caps, sample, per_pod=self._seats)
+            self._waiting.labels(deployment).set(sample.waiting)
+            reading = msgspec.json.encode(Reading(self._clock.now_us(), figures))
+            self._client.call("HSET", keyspace.FIGURES, deployment, reading)
+        self._requests.labels(deployment).set(followed.caps.most)
+        self._tokens.labels(deployment).set(followed.caps.tokens)
+        self._saturation.labels(deployment).set(followed.caps.saturation)
+        await self._client.send(commands.caps_call(deployment, followed.caps, epoch=epoch))
+
+    async def _read(self, endpoints: tuple[Endpoint, ...]) -> dict[str, EngineFigures]:
+        async def one(endpoint: Endpoint) -> EngineFigures | None:
+            async with self._places:
+                return await self._ask(endpoint.url)
+
+        said = await asyncio.gather(*(one(endpoint) for endpoint in endpoints))
+        return {e.replica: figures for e, figures in zip(endpoints, said, strict=True) if figures is not None}
