@@ -99,10 +99,11 @@ async def serve(
     Raises:
         PlatformError: INVALID_REQUEST for a key of another form; what the route raises.
     """
+    key, *more = request.headers.getlist(HEADER)
     scope = (actor.kind.value, actor.id.hex if actor.id else "", request.method, request.url.path)
     content = request.scope["query_string"] + b"\n" + await request.body()
     peppers = (services.peppers.current, *services.peppers.previous)
-    asked = idempotency.asked(scope, request.headers[HEADER], content, peppers)
+    asked = idempotency.asked(scope, key if not more else "", content, peppers)  # two keys are none
     once = request.state.once = Once(asked, services)
     try:
         once.response = await handle(request)

@@ -298,6 +298,28 @@ async def test_a_key_of_another_form_is_refused(admin: Client, key: str) -> None
     assert (refused.status_code, refused.json()["param"]) == (400, "Idempotency-Key")
 
 
+async def test_two_keys_are_none(admin: Client) -> None:
+    headers = [*admin.headers.items(), ("idempotency-key", "a"), ("idempotency-key", "b")]
+    refused = await admin.http.post(f"{ADMIN}/tenants", json={"name": "A", "currency": "USD"}, headers=headers)
+    assert (refused.status_code, refused.json()["param"]) == (400, "Idempotency-Key")
+
+
+async def test_of_an_answer_that_is_too_large_only_the_fact_is_kept(sessions: db.Sessions, services: Services) -> None:
+    now, sealing = services.clock.now(), services.sealing_key
+    for size, code in ((1_000_000, ""), (1_000_001, "IDEMPOTENCY_ANSWER_NOT_KEPT")):
+        asked = idempotency.asked(("operator", str(size)), "k", b"body", [b"p" * 32])
+        kept = idempotency.Kept(200, {}, b"x" * size)
+        async with db.transaction(sessions) as session:
+            await idempotency.keep(session, asked, kept, now=now, sealing_key=sealing, nonce=b"n" * 12)
+        async with db.transaction(sessions) as session:
+            if not code:
+                assert await idempotency.claim(session, asked, now=now, sealing_key=sealing) == kept
+                continue
+            with pytest.raises(PlatformError) as refused:
+                await idempotency.claim(session, asked, now=now, sealing_key=sealing)
+            assert refused.value.code == code
+
+
 async def test_every_route_that_changes_something_takes_the_header_or_is_exempt_by_name(services: Services) -> None:
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     document = create_app(services).openapi()
