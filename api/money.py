@@ -73,6 +73,8 @@ async def usage_of(
             reasoning=row.reasoning,
             amount=format_pico(row.amount_pico),
             min_charge=format_pico(row.min_charge_pico),
+            rerated=format_pico(row.rerated_pico),
+            effective_amount=format_pico(row.amount_pico + row.rerated_pico),
         )
         for row in found
     ]

@@ -137,6 +137,8 @@ class UsageRow(Output):
     reasoning: Count
     amount: str
     min_charge: str = Field(description="What of the amount minimum charges add to the price of the tokens.")
+    rerated: str = Field(description="By how much re-ratings changed the amount since; below 0, what came back.")
+    effective_amount: str = Field(description="The amount with the re-ratings.")
 
 
 class UsageOut(Output):

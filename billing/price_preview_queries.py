@@ -29,7 +29,8 @@ async def offers(session: AsyncSession, since: datetime, until: datetime) -> Seq
 
 
 # A group is rated event by event when all its events are there. Else minute by minute, which is right for one request,
-# for endings that are not billed, and for completed calls at prices that are nothing but so much a token.
+# for endings that are not billed, and for completed calls at prices that are nothing but so much a token. What was paid
+# is with what re-ratings changed; of a group of which something is left out, they count as left out.
 _DAY = f"""
     WITH schedule AS (SELECT * FROM {SCHEDULES}), event AS (
         SELECT s.tenant, s.model, s.tier, s.version, e.outcome, count(*) AS requests, sum(e.amount_pico) AS paid,
@@ -50,17 +51,27 @@ _DAY = f"""
                sum(requests) FILTER (WHERE exact) AS exact_requests, sum(paid) FILTER (WHERE exact) AS exact_paid,
                sum(would) FILTER (WHERE exact) AS would
         FROM minute GROUP BY 1, 2, 3, 4, 5
+    ), rerated AS (
+        SELECT l.tenant_id AS tenant, l.model_id AS model, l.tier, l.price_version_id AS version, l.outcome,
+               sum(l.to_pico - l.from_pico) AS changed
+        FROM usage_rerating l
+        WHERE l.tenant_id = ANY(CAST(:tenant AS uuid[])) AND l.admitted_at >= :since AND l.admitted_at < :until
+        GROUP BY 1, 2, 3, 4, 5
     ), known AS (
-        SELECT r.*, e.would AS event_would, r.requests = e.requests AND r.paid = e.paid AS whole
+        SELECT r.*, e.would AS event_would, r.requests = e.requests AND r.paid = e.paid AS whole,
+               coalesce(g.changed, 0) AS changed
         FROM rolled r LEFT JOIN event e USING (tenant, model, tier, version, outcome)
+        LEFT JOIN rerated g USING (tenant, model, tier, version, outcome)
     )
     SELECT tenant AS tenant_id, model AS model_id, tier,
            coalesce(sum(requests) FILTER (WHERE whole), 0) AS by_event,
            coalesce(sum(exact_requests) FILTER (WHERE whole IS NOT TRUE), 0) AS by_minute,
            coalesce(sum(requests - coalesce(exact_requests, 0)) FILTER (WHERE whole IS NOT TRUE), 0) AS left_out,
-           coalesce(sum(CASE WHEN whole THEN paid ELSE coalesce(exact_paid, 0) END), 0) AS paid,
+           coalesce(sum(CASE WHEN whole THEN paid + changed WHEN exact_requests = requests THEN exact_paid + changed
+                             ELSE coalesce(exact_paid, 0) END), 0) AS paid,
            coalesce(sum(CASE WHEN whole THEN event_would ELSE coalesce(would, 0) END), 0) AS would,
-           coalesce(sum(paid - coalesce(exact_paid, 0)) FILTER (WHERE whole IS NOT TRUE), 0) AS left_out_paid
+           coalesce(sum(paid - coalesce(exact_paid, 0) + changed)
+                    FILTER (WHERE whole IS NOT TRUE AND exact_requests IS DISTINCT FROM requests), 0) AS left_out_paid
     FROM known GROUP BY 1, 2, 3
 """  # noqa: S608 - built of constants
 

@@ -173,6 +173,13 @@ async def usage_by_day_and_model(
     session: AsyncSession, tenant_id: UUID, *, zone: str, start: datetime, end: datetime, project_id: UUID | None
 ) -> Sequence[Row[Any]]:
     statement = """
+        WITH rerated AS (
+            SELECT CAST(admitted_at AT TIME ZONE :zone AS date) AS day, model, sum(to_pico - from_pico) AS changed
+            FROM usage_rerating
+            WHERE tenant_id = :tenant AND admitted_at >= :start AND admitted_at < :end
+              AND (CAST(:project AS uuid) IS NULL OR project_id = :project)
+            GROUP BY 1, 2
+        ), used AS (
         SELECT CAST(minute AT TIME ZONE :zone AS date) AS day, model, currency,
                sum(requests) AS requests,
                sum(requests) FILTER (WHERE outcome = 'completed') AS completed,
@@ -182,7 +189,9 @@ async def usage_by_day_and_model(
         FROM usage_rollup
         WHERE tenant_id = :tenant AND minute >= :start AND minute < :end
           AND (CAST(:project AS uuid) IS NULL OR project_id = :project)
-        GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT :page
+        GROUP BY 1, 2, 3)
+        SELECT u.*, coalesce(r.changed, 0) AS rerated_pico FROM used u LEFT JOIN rerated r USING (day, model)
+        ORDER BY day, model, currency LIMIT :page
     """
     values = {"tenant": tenant_id, "zone": zone, "start": start, "end": end, "project": project_id, "page": 50_000}
     return (await session.execute(text(statement), values)).all()

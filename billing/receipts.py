@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import idempotency_queries, price_book, pricing, queries
+from billing import idempotency_queries, price_book, pricing, queries, rerating_queries
 from billing.price_table import price_text
 from billing.spool_format import decode
 from billing.types import Meter, Outcome, PriceSchedule, PriceStep, UsageEvent
@@ -30,6 +30,16 @@ class ReceiptLine(msgspec.Struct, frozen=True):
     quantity: int
     unit_price: str
     amount: str
+
+
+class ReceiptRerating(msgspec.Struct, frozen=True):
+    """The generation rated again: what it came to from then on, and at which price version, in which transaction."""
+
+    price_version_id: UUID
+    amount: str
+    transaction_id: UUID
+    at: datetime
+    note: str
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -61,6 +71,12 @@ class Receipt(msgspec.Struct, frozen=True):
     transaction_id: UUID | None = None
     above_tokens: int = 0  # of the long-context step that priced it; 0: none
     note: str = ""
+    reratings: tuple[ReceiptRerating, ...] = ()  # oldest first; `amount` and lines stay what was billed at first
+
+    @property
+    def effective_amount(self) -> str:
+        """What it comes to now."""
+        return self.reratings[-1].amount if self.reratings else self.amount
 
 
 def lines(usage: TokenUsage, s: PriceSchedule, charged: int) -> tuple[ReceiptLine, ...]:
@@ -141,6 +157,10 @@ async def _posted(session: AsyncSession, row: Row[Any]) -> Receipt:
         row.key_id,
         row.tx_id,
         above,
+        reratings=tuple(
+            ReceiptRerating(line.right_version, format_pico(line.to_pico), line.tx_id, line.booked_at, line.note)
+            for line in await rerating_queries.lines_of(session, row.tenant_id, row.id)
+        ),
     )
 
 

@@ -172,6 +172,16 @@ async def history(session: AsyncSession, tenant_id: UUID, event_ids: Iterable[UU
     return (await session.execute(text(statement), {"tenant": tenant_id, "ids": list(event_ids)})).all()
 
 
+async def lines_of(session: AsyncSession, tenant_id: UUID, event_id: UUID) -> Sequence[Row[Any]]:
+    """Return what re-ratings made of one event, oldest first."""
+    statement = """
+        SELECT l.to_pico, l.tx_id, r.right_version, r.note, x.booked_at
+        FROM usage_rerating l JOIN rerating r ON r.id = l.run_id JOIN ledger_tx x ON x.id = l.tx_id
+        WHERE l.tenant_id = :tenant AND l.event_id = :event ORDER BY l.seq
+    """
+    return (await session.execute(text(statement), {"tenant": tenant_id, "event": event_id})).all()
+
+
 async def taken(session: AsyncSession, tenant_id: UUID, usage_txs: Iterable[UUID], now: datetime) -> Sequence[Row[Any]]:
     """Return what accounts paid of the usage of these transactions and did not get back, the last to pay first.
 

@@ -29,6 +29,7 @@ class DayUsage(msgspec.Struct, frozen=True):
     reasoning: int
     amount_pico: int
     min_charge_pico: int = 0  # part of the amount: what minimum charges add
+    rerated_pico: int = 0  # by how much re-ratings changed the amount since
 
 
 async def by_day_and_model(
@@ -79,6 +80,7 @@ async def by_day_and_model(
             int(row.reasoning),
             int(row.amount_pico),
             int(row.min_charge_pico),
+            int(row.rerated_pico),
         )
         for row in rows
     ]

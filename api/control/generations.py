@@ -34,6 +34,16 @@ class ReceiptLineOut(Output):
     amount: str
 
 
+class ReceiptReratingOut(Output):
+    """It was rated again: what it comes to since, and the version whose prices that was for."""
+
+    price_version_id: str
+    amount: str
+    transaction_id: str
+    at: datetime
+    note: str
+
+
 class ReceiptOut(Output):
     """What a generation cost, by part; the lines add up to `amount` exactly."""
 
@@ -60,6 +70,8 @@ class ReceiptOut(Output):
     key_id: str
     transaction_id: str | None
     note: str
+    effective_amount: str = Field(description="What it comes to now: `amount`, or what the last re-rating made of it.")
+    reratings: list[ReceiptReratingOut] = Field(description="Oldest first; the lines stay what was billed at first.")
 
 
 class PendingOut(Output):
@@ -103,6 +115,17 @@ def _out(receipt: Receipt) -> ReceiptOut:
             "key_id": format_id(IdKind.API_KEY, receipt.key_id),
             "transaction_id": receipt.transaction_id and format_id(IdKind.TRANSACTION, receipt.transaction_id),
             "note": receipt.note,
+            "effective_amount": receipt.effective_amount,
+            "reratings": [
+                {
+                    "price_version_id": format_id(IdKind.PRICE_VERSION, one.price_version_id),
+                    "amount": one.amount,
+                    "transaction_id": format_id(IdKind.TRANSACTION, one.transaction_id),
+                    "at": one.at,
+                    "note": one.note,
+                }
+                for one in receipt.reratings
+            ],
         }
     )
 

@@ -12,8 +12,19 @@ from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import adjustments, periods, reconcile, rerating, rerating_post, verify
+from billing import (
+    adjustments,
+    periods,
+    price_preview,
+    receipts,
+    reconcile,
+    rerating,
+    rerating_post,
+    usage,
+    verify,
+)
 from billing.price_table import VersionPrices
+from billing.statements import statement
 from billing.types import Meter, Outcome, PriceSchedule
 from core.db import Sessions, transaction
 from core.errors import PlatformError
@@ -324,12 +335,12 @@ async def test_any_forged_row_is_found(sessions: Sessions, database_settings: Da
     with owner_of(database_settings) as owner:
         for table in tables:
             owner.execute(f"CREATE TABLE kept_{table} AS TABLE {table}")
-        for statement, table in FORGED:
-            assert owner.execute(statement).rowcount == 1
+        for change, table in FORGED:
+            assert owner.execute(change).rowcount == 1
             async with transaction(sessions) as session:
                 found = await verify.verify(session)
-            assert found is not None, statement
-            assert found.table == table, statement
+            assert found is not None, change
+            assert found.table == table, change
             for name in tables:
                 owner.execute(f"DELETE FROM {name}")
                 owner.execute(f"INSERT INTO {name} TABLE kept_{name}")
@@ -338,10 +349,10 @@ async def test_any_forged_row_is_found(sessions: Sessions, database_settings: Da
 
 @pytest.mark.parametrize("table", ["usage_rerating", "rerating_move", "rerating", "rerating_tenant"])
 async def test_the_application_cannot_take_a_re_rating_away(sessions: Sessions, table: str) -> None:
-    for statement in (f"DELETE FROM {table}", f"TRUNCATE {table}"):
+    for change in (f"DELETE FROM {table}", f"TRUNCATE {table}"):
         with pytest.raises(ProgrammingError, match="permission denied"):
             async with transaction(sessions) as session:
-                await session.execute(text(statement))
+                await session.execute(text(change))
 
 
 async def test_a_run_that_dies_at_any_batch_goes_on_and_two_workers_are_one(
@@ -378,4 +389,43 @@ async def test_a_run_that_dies_at_any_batch_goes_on_and_two_workers_are_one(
         lines = (await session.scalars(text("SELECT count(*) FROM usage_rerating"))).one()
     assert (done.state, done.done_events, done.credited_pico, lines) == ("done", 5, 5 * DELTA, 5)
     assert [await credit.left(sessions, tenant_id) for tenant_id in made] == [units("0.963226"), units("0.975484")]
+    await is_right(sessions)
+
+
+async def test_receipts_usage_statements_and_previews_tell_it(sessions: Sessions) -> None:
+    """One event at 3.00, then 2.00, then 1.00: 0.014363, 0.012258, 0.010153; one that was right stays."""
+    wrong, right = await two(sessions)
+    third = await again.version(sessions, make.items({**make.PRICES, "input": "1.00"}))
+    tenant_id = await make.tenant(sessions, "1")
+    one, other = (at(make.event(tenant_id, make.schedule(s, tenant_id)), NOON) for s in (wrong, right))
+    await post(sessions, one, other)
+    await again.rerate(sessions, again.wanted(wrong, right, models=(make.MODEL,)))
+    second = again.wanted(right, third, until=NOON + timedelta(seconds=1), meters=(Meter.INPUT,))
+    async with transaction(sessions) as session:
+        whole = await receipts.receipt(session, tenant_id, one.id)
+    assert whole is not None
+    assert (whole.amount, whole.effective_amount) == ("0.014363000000", "0.012258000000")
+    await again.rerate(sessions, second)
+    async with transaction(sessions) as session:
+        found = await receipts.receipt(session, tenant_id, one.id)
+        (day,) = await usage.by_day_and_model(session, tenant_id, NOON.date(), NOON.date())
+        now = datetime.now(UTC)
+        told = await statement(session, tenant_id, now - timedelta(days=2), now + timedelta(days=1), offset=0, limit=50)
+    assert found is not None
+    assert [(line.price_version_id, line.amount) for line in found.reratings] == [
+        (right.version_id, "0.012258000000"),
+        (third.version_id, "0.010153000000"),
+    ]
+    assert (found.amount, found.effective_amount) == ("0.014363000000", "0.010153000000")
+    assert (day.amount_pico, day.rerated_pico) == (parse_pico("0.026621"), -3 * DELTA)
+    assert [(e.kind, e.transactions, e.change_pico) for e in told.entries if e.kind == "rerating"] == [
+        ("rerating", 2, 3 * DELTA)
+    ]
+    assert told.closing_pico == parse_pico("1") - 2 * parse_pico("0.010153")
+    impact = await price_preview.preview(sessions, third.version_id, NOON.date(), NOON.date())
+    assert (impact.total.by_event, impact.total.paid_pico, impact.total.difference_pico) == (
+        2,
+        2 * parse_pico("0.010153"),
+        0,
+    )
     await is_right(sessions)
