@@ -22,7 +22,7 @@ Why = Annotated[
 
 
 class GrantIn(Input):
-    """Credit that nobody pays for."""
+    """Credit that nobody pays for. With models or tiers it pays for use that other credit let in, and opens no door."""
 
     amount: PositiveAmount
     source: Literal["promo", "goodwill"]

@@ -82,7 +82,7 @@ async def usage_of(
 
 
 class StatementEntryOut(Output):
-    """A transaction, or all usage of one day (UTC)."""
+    """A transaction, or all usage of one day (UTC), where the last of it was booked."""
 
     at: datetime
     kind: str

@@ -100,13 +100,17 @@ async def balance_before(session: AsyncSession, tenant_id: UUID, until: datetime
 async def statement_rows(
     session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime, *, offset: int, limit: int
 ) -> Sequence[Row[Any]]:
-    """Return entries with the sum of changes up to and with each: usage and re-ratings by UTC day, all else alone."""
+    """Return entries with the sum of changes up to and with each: usage and re-ratings by UTC day, all else alone.
+
+    What is summed stands where the day's last was booked, so that no balance is below what there was.
+    """
     statement = f"""
         {_OWN}, entry AS (
-            SELECT CASE WHEN kind IN ('usage', 'rerating') THEN date_trunc('day', booked_at, 'UTC') ELSE booked_at END
-                   AS at, kind, CASE WHEN kind IN ('usage', 'rerating') THEN NULL ELSE id END AS tx_id, note,
-                   sum(change) AS change, count(*) AS transactions
-            FROM moved WHERE booked_at >= :since GROUP BY 1, 2, 3, 4
+            SELECT max(booked_at) AS at, kind, CASE WHEN kind IN ('usage', 'rerating') THEN NULL ELSE id END AS tx_id,
+                   note, sum(change) AS change, count(*) AS transactions
+            FROM moved WHERE booked_at >= :since
+            GROUP BY kind, 3, note,
+                     CASE WHEN kind IN ('usage', 'rerating') THEN date_trunc('day', booked_at, 'UTC') END
         )
         SELECT *, sum(change) OVER (ORDER BY at, tx_id NULLS FIRST, kind, note) AS total
         FROM entry ORDER BY at, tx_id NULLS FIRST, kind, note OFFSET :offset LIMIT :limit

@@ -14,7 +14,7 @@ SPAN_MAX = timedelta(days=366)
 
 
 class StatementEntry(msgspec.Struct, frozen=True):
-    """A transaction, or all usage or one re-rating of one day (UTC). Pico; `balance_pico` is that after it."""
+    """A transaction, or all usage or one re-rating of a day (UTC), at its last. `balance_pico` is that after it."""
 
     at: datetime
     kind: str

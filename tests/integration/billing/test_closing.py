@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from billing import credit_figures, periods, reconcile, seals, verify
+from billing import adjustments, credit_figures, periods, reconcile, seals, verify
 from billing.statements import statement
 from core import keyspace
 from core.db import Sessions, transaction
@@ -19,7 +19,7 @@ from core.settings import Database
 from tests.factories import billing as make
 from tests.factories import lots as credit
 from tests.factories.billing_world import World, write
-from tests.integration.billing.test_lots import opened
+from tests.integration.billing.test_lots import day, opened, w6
 from tests.integration.billing.test_verify import owner_of
 
 OCTOBER = date(2025, 10, 1)
@@ -177,6 +177,33 @@ async def test_a_statement_adds_up_page_by_page(sessions: Sessions) -> None:
     assert whole.entries[-1].balance_pico == whole.closing_pico == later.opening_pico == later.closing_pico
     assert (first.next_offset, whole.next_offset) == (1, None)
     assert [*first.entries, *rest.entries] == whole.entries
+
+
+async def test_a_statement_of_lots_expiry_and_a_reversal_as_worked_by_hand(sessions: Sessions) -> None:
+    """W6: paid 20.00, promo B 8.00, promo A 5.00 until the 10th; 3.20 and 6.00 used, the latter reversed."""
+    tenant_id, s, posting = await w6(sessions)
+    await posting.post([credit.event_at(tenant_id, s, day(5), "3.20")])
+    assert await credit.expire(sessions, tenant_id, day(10, 1)) == parse_pico("1.80")
+    await posting.post([credit.event_at(tenant_id, s, day(12), "6.00")])
+    async with transaction(sessions) as session:
+        used = (await session.scalars(text("SELECT id FROM ledger_tx WHERE kind = 'usage' ORDER BY booked_at"))).all()
+        await adjustments.reverse(session, tenant_id, used[-1], credit.asked(day(13)))
+    async with transaction(sessions) as session:
+        now = (await session.execute(text("SELECT clock_timestamp()"))).scalar_one()
+        found = await statement(session, tenant_id, now - timedelta(days=2), now, offset=0, limit=50)
+    right = (
+        ("top_up", 1, "20.00", "20.00"),
+        ("grant", 1, "8.00", "28.00"),
+        ("grant", 1, "5.00", "33.00"),
+        ("expiry", 1, "-1.80", "31.20"),
+        ("usage", 2, "-9.20", "22.00"),  # in one, where its last was booked: no balance is below what there was
+        ("reversal", 1, "6.00", "28.00"),
+    )
+    assert [(one.kind, one.transactions, one.change_pico, one.balance_pico) for one in found.entries] == [
+        (kind, count, parse_pico(change), parse_pico(after)) for kind, count, change, after in right
+    ]
+    assert (found.opening_pico, found.closing_pico) == (0, parse_pico("28.00"))
+    assert sum(await credit.left(sessions, tenant_id)) == found.closing_pico
 
 
 async def test_reconciliation_finds_one_pico_and_a_wrong_figure(world: World, database_settings: Database) -> None:
