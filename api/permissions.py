@@ -173,6 +173,8 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("POST", f"{ADJUSTMENT}/decline"): _operator(Op.CREDIT_WRITE, "adjustment.decline"),
         ("GET", f"{ADMIN}/adjustments"): _operator(Op.USAGE_READ),
         ("GET", f"{TENANT}/credit-lots"): _operator(Op.USAGE_READ),
+        ("GET", f"{TENANT}/billing-terms"): _operator(Op.USAGE_READ),
+        ("PUT", f"{TENANT}/billing-terms"): _operator(Op.CREDIT_WRITE, "billing_terms.put"),
         ("GET", f"{TENANT}/budgets"): _operator(Op.LIMIT_READ),
         ("GET", f"{TENANT}/budget-crossings"): _operator(Op.LIMIT_READ),
         ("GET", f"{TENANT}/credit-alerts"): _operator(Op.USAGE_READ),

@@ -5,6 +5,7 @@ from uuid import UUID
 
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id
+from core.money import format_pico
 
 
 def no_account(tenant_id: UUID) -> PlatformError:
@@ -98,6 +99,14 @@ def second_person_needed() -> PlatformError:
 
 def adjustment_decided(state: str) -> PlatformError:
     return PlatformError("ADJUSTMENT_DECIDED", ErrorKind.CONFLICT, f"This adjustment is {state} already.")
+
+
+def credit_limit_too_low(owed_pico: int) -> PlatformError:
+    return PlatformError(
+        "CREDIT_LIMIT_TOO_LOW",
+        ErrorKind.CONFLICT,
+        f"{format_pico(owed_pico)} are unbilled already, so the limit cannot be lower. Suspend the tenant to stop it.",
+    )
 
 
 def invalid_alert_settings(message: str, param: str) -> PlatformError:

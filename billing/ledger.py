@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import errors, posting_queries, queries
+from billing import errors, lot_queries, posting_queries, queries
 from billing.types import BillingMode, Transaction, Transfer
 from core.ids import new_uuid
 from core.money import Currency
@@ -143,6 +143,8 @@ async def open_tenant(
     )
     values = {"currency": currency.value, "mode": mode.value, **accounts}
     await queries.insert_profile(session, tenant_id, values)
+    terms = {"id": new_uuid(), "mode": mode.value, "limit": limit, "since": None, "by": "system", "note": "opened"}
+    await lot_queries.insert_terms(session, tenant_id, terms)
     if mode is BillingMode.PREPAID:
         await queries.insert_lot(session, tenant_id, bounded, "paid")
 

@@ -128,3 +128,52 @@ async def adjustments(
     """
     values = {"tenant": tenant_id, "pending": pending, "after": after, "limit": limit}
     return (await session.execute(text(statement), values)).all()
+
+
+# How a tenant pays
+
+
+async def insert_terms(session: AsyncSession, tenant_id: UUID, values: Mapping[str, Any]) -> None:
+    statement = """
+        INSERT INTO credit_terms (id, tenant_id, mode, credit_limit, since, changed_by, note)
+        VALUES (:id, :tenant, :mode, :limit, coalesce(CAST(:since AS timestamptz), clock_timestamp()), :by, :note)
+    """
+    await session.execute(text(statement), {"tenant": tenant_id, **values})
+
+
+async def terms(session: AsyncSession, tenant_id: UUID, limit: int) -> Sequence[Row[Any]]:
+    """Return a tenant's terms, newest first."""
+    statement = "SELECT * FROM credit_terms WHERE tenant_id = :tenant ORDER BY id DESC LIMIT :limit"
+    return (await session.execute(text(statement), {"tenant": tenant_id, "limit": limit})).all()
+
+
+async def set_mode(session: AsyncSession, tenant_id: UUID, values: Mapping[str, Any]) -> None:
+    statement = """
+        UPDATE billing_profile SET mode = :mode, unbilled_account = :unbilled,
+            prepaid_since = CASE WHEN CAST(:unbilled AS uuid) IS NOT NULL THEN CAST(:prepaid_since AS timestamptz) END
+        WHERE tenant_id = :tenant
+    """
+    await session.execute(text(statement), {"tenant": tenant_id, **values})
+
+
+async def owed(session: AsyncSession, tenant_id: UUID, account_id: UUID) -> int:
+    """Return what is unbilled of a tenant. Pico."""
+    statement = """
+        SELECT b.debit - b.credit FROM ledger_balance b JOIN ledger_account a ON a.id = b.account_id
+        WHERE a.tenant_id = :tenant AND a.id = :account
+    """
+    return int((await session.execute(text(statement), {"tenant": tenant_id, "account": account_id})).scalar_one())
+
+
+async def set_credit_limit(session: AsyncSession, tenant_id: UUID, account_id: UUID, limit_pico: int) -> None:
+    statement = """
+        UPDATE ledger_balance SET credit_limit = :limit
+        WHERE account_id = (SELECT id FROM ledger_account WHERE tenant_id = :tenant AND id = :account)
+    """
+    values = {"tenant": tenant_id, "account": account_id, "limit": limit_pico}
+    await session.execute(text(statement), values)
+
+
+async def has_paid_lot(session: AsyncSession, tenant_id: UUID) -> bool:
+    statement = "SELECT EXISTS (SELECT FROM credit_lot WHERE tenant_id = :tenant AND source = 'paid')"
+    return bool((await session.execute(text(statement), {"tenant": tenant_id})).scalar_one())

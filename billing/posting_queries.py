@@ -37,7 +37,8 @@ async def lock_profiles(session: AsyncSession, tenant_ids: Iterable[UUID]) -> Se
 async def spendable(session: AsyncSession, tenant_ids: Iterable[UUID]) -> Sequence[Row[Any]]:
     """Return the accounts usage takes from, in the order in which it does: lots by priority, expiry and age.
 
-    Expired lots are among them until their remainder is taken back: they pay what was admitted before.
+    Expired lots are among them until their remainder is taken back: they pay what was admitted before. So does the
+    account of unbilled usage of a tenant that pays in advance since.
     """
     statement = """
         SELECT l.tenant_id, l.account_id, b.credit - b.debit AS available, l.unearned_account, l.used_account,
@@ -45,7 +46,8 @@ async def spendable(session: AsyncSession, tenant_ids: Iterable[UUID]) -> Sequen
         FROM credit_lot l JOIN ledger_balance b ON b.account_id = l.account_id
         WHERE b.credit > b.debit AND l.tenant_id = ANY(CAST(string_to_array(:tenants, ',') AS uuid[]))
         UNION ALL
-        SELECT p.tenant_id, p.unbilled_account, b.credit + b.credit_limit - b.debit, NULL, NULL, NULL, NULL, NULL, 32767
+        SELECT p.tenant_id, p.unbilled_account, b.credit + b.credit_limit - b.debit, NULL, NULL, p.prepaid_since, NULL,
+               NULL, 32767
         FROM billing_profile p JOIN ledger_balance b ON b.account_id = p.unbilled_account
         WHERE p.tenant_id = ANY(CAST(string_to_array(:tenants, ',') AS uuid[]))
         ORDER BY tenant_id, priority, expires_at NULLS LAST, account_id

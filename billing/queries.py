@@ -107,7 +107,7 @@ _BALANCES = """
            coalesce(u.credit + u.credit_limit - u.debit, 0) + coalesce(l.available, 0) AS available,
            coalesce(u.credit_limit, 0) AS credit_limit
     FROM billing_profile p
-    LEFT JOIN ledger_balance u ON u.account_id = p.unbilled_account
+    LEFT JOIN ledger_balance u ON u.account_id = p.unbilled_account AND p.mode = 'postpaid'
     LEFT JOIN LATERAL (
         SELECT sum(b.credit - b.debit) AS available FROM credit_lot JOIN ledger_balance b USING (account_id)
         WHERE tenant_id = p.tenant_id AND models IS NULL AND tiers IS NULL

@@ -49,12 +49,14 @@ class Record(msgspec.Struct, frozen=True):
 
 
 _ID = (("id", "uuid"),)
+_TERMS = ("mode", "unbilled_account", "prepaid_since")  # of a profile: as its newest terms say
 _DECISION = ("state", "decided_by", "decided_at", "tx_id")
 _EXECUTION = ("state", "needs_approval", "executed_by", "executed_at", "finished_at")
 RECORDS = {
     "ledger_account": Record("ledger_account", _ID),
-    "ledger_balance": Record("ledger_balance", (("account_id", "uuid"),), without=("debit", "credit")),
-    "billing_profile": Record("billing_profile", (("tenant_id", "uuid"),), without=("version",)),
+    "ledger_balance": Record("ledger_balance", (("account_id", "uuid"),), without=("debit", "credit", "credit_limit")),
+    "billing_profile": Record("billing_profile", (("tenant_id", "uuid"),), without=("version", *_TERMS)),
+    "credit_terms": Record("credit_terms", _ID),
     "credit_lot": Record("credit_lot", (("account_id", "uuid"),)),
     "credit_adjustment": Record("credit_adjustment", _ID, without=_DECISION),
     "decision": Record("credit_adjustment", _ID, when="t.state <> 'pending'"),

@@ -96,14 +96,18 @@ async def clamp_budgets(context: TaskContext) -> None:
     context.figures.set("budget_drift_nano", text, repair.off_nano)
 
 
-async def ask_refresh(session: AsyncSession, tenant_id: UUID) -> None:
-    """Have the tenant's figure in Valkey brought up to the ledger after this transaction's commit, come what may."""
-    await outbox.add(session, REFRESH_CREDIT, {"tenant_id": tenant_id.hex})
+async def ask_refresh(session: AsyncSession, tenant_id: UUID, *, correct: bool = False) -> None:
+    """Have the tenant's figure in Valkey brought up to the ledger after this transaction's commit, come what may.
+
+    `correct`: although no transaction moved it, e.g. its limit changed.
+    """
+    await outbox.add(session, REFRESH_CREDIT, {"tenant_id": tenant_id.hex, "correct": correct})
 
 
 async def _refresh_credit(context: TaskContext, _session: AsyncSession, arguments: Mapping[str, Any]) -> None:
     async with context.valkey() as client:
-        await credit_figures.refresh(client, context.sessions, UUID(hex=arguments["tenant_id"]))
+        tenant_id, correct = UUID(hex=arguments["tenant_id"]), bool(arguments.get("correct"))
+        await credit_figures.refresh(client, context.sessions, tenant_id, correct=correct)
 
 
 async def _rerate(context: TaskContext, session: AsyncSession, arguments: Mapping[str, Any]) -> None:

@@ -180,8 +180,23 @@ _CHECKS = {
             (r.code, r.tenant_id, r.currency) = ('revenue.usage', p.tenant_id, p.currency)
             AND (m.code, m.tenant_id, m.currency) = ('revenue.min_charge', p.tenant_id, p.currency)
             AND (o.code, o.tenant_id, o.currency) = ('expense.overrun', p.tenant_id, p.currency)
-            AND CASE p.mode WHEN 'prepaid' THEN p.unbilled_account IS NULL WHEN 'postpaid' THEN
-                (u.code, u.tenant_id, u.currency) = ('asset.unbilled', p.tenant_id, p.currency) END, false)
+            AND ((p.mode = 'prepaid' AND p.unbilled_account IS NULL)
+                 OR (u.code, u.tenant_id, u.currency) = ('asset.unbilled', p.tenant_id, p.currency)), false)
+        ORDER BY 1 LIMIT 1
+    """,
+    # How a tenant pays is what its newest terms say, and it has an account of unbilled usage if it ever was postpaid.
+    "billing_profile and credit_terms": """
+        SELECT p.tenant_id::text AS row, 'it pays in another way, or has another limit, than its terms say' AS problem
+        FROM billing_profile p
+        LEFT JOIN LATERAL (SELECT * FROM credit_terms c WHERE c.tenant_id = p.tenant_id ORDER BY c.id DESC LIMIT 1) t
+            ON true
+        LEFT JOIN ledger_balance b ON b.account_id = p.unbilled_account
+        WHERE NOT coalesce(
+            t.mode = p.mode AND t.credit_limit = coalesce(b.credit_limit, 0)
+            AND (p.unbilled_account IS NOT NULL)
+                = EXISTS (SELECT FROM credit_terms c WHERE c.tenant_id = p.tenant_id AND c.mode = 'postpaid')
+            AND p.prepaid_since IS NOT DISTINCT FROM
+                CASE WHEN t.mode = 'prepaid' AND p.unbilled_account IS NOT NULL THEN t.since END, false)
         ORDER BY 1 LIMIT 1
     """,
     # Every transaction of a tenant raises the version by one, so a deleted one shows.

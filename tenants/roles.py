@@ -90,7 +90,7 @@ OPERATOR_WORDS: Mapping[OperatorPermission, str] = MappingProxyType(
         OperatorPermission.LIMIT_READ: "see limits, plans and their history",
         OperatorPermission.LIMIT_WRITE: "change limits and plans, try what a change would refuse, decide requests",
         OperatorPermission.USAGE_READ: "see usage and balance of any tenant",
-        OperatorPermission.CREDIT_WRITE: "top up credit",
+        OperatorPermission.CREDIT_WRITE: "top up, give and reverse credit, change how a tenant pays, and its limit",
         OperatorPermission.LEDGER_READ: "export the whole ledger",
         OperatorPermission.PRICE_READ: "see price books",
         OperatorPermission.PRICE_WRITE: "draft and publish prices",

@@ -119,6 +119,13 @@ async def update(
     return _tenant(row)
 
 
+async def set_billing_mode(session: AsyncSession, tenant_id: UUID, mode: BillingMode) -> None:
+    """Note how a tenant pays, in the transaction that changes it in the books."""
+    row = await _row(session, tenant_id)
+    row.billing_mode = mode
+    await session.flush()
+
+
 async def suspend(session: AsyncSession, tenant_id: UUID, *, hard: bool = False) -> Tenant:
     """Refuse all calls of the tenant until resumed; nothing is lost. With `hard` running answers are cut too."""
     tenant = await update(session, tenant_id, status=Status.SUSPENDED)

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from api.services import Services
 from billing import credit_alerts, crossings
-from core import db
+from core import db, keyspace
 from core.clock import ManualClock
 from core.money import parse_pico
 from tenants import api_keys, projects
@@ -113,3 +113,29 @@ async def test_settings_of_alerts_are_the_tenants_and_audited(
     (alert,) = (await admin.get(f"{theirs}/credit-alerts")).json()["items"]
     assert alert["ended_at"] is not None
     assert parse_pico(alert["available"]) == parse_pico("20")
+
+
+async def test_how_a_tenant_pays_is_changed_by_operators_and_audited(
+    admin: Client, sessions: db.Sessions, services: Services
+) -> None:
+    who = await spender(sessions, credit="20")
+    _, theirs = paths(who)
+    wanted = {"billing_mode": "postpaid", "credit_limit": "100", "note": "contract 7"}
+    put = await admin.call("PUT", f"{theirs}/billing-terms", json=wanted)
+    assert (put.status_code, put.json()["credit_limit"]) == (200, "100.000000000000"), put.text
+    assert (await admin.get(f"{theirs}/balance")).json()["available"] == "120.000000000000"
+    assert (await admin.get(theirs)).json()["billing_mode"] == "postpaid"
+    assert await services.valkey.call("HGET", keyspace.credit(who.tenant.id), "a") == b"120000000000"
+    wrong = await admin.call("PUT", f"{theirs}/billing-terms", json=wanted | {"billing_mode": "prepaid"})
+    assert (wrong.status_code, wrong.json()["code"]) == (400, "INVALID_AMOUNT")
+    back = await admin.call("PUT", f"{theirs}/billing-terms", json={"billing_mode": "prepaid", "note": "end of it"})
+    assert back.status_code == 200, back.text
+    assert await services.valkey.call("HGET", keyspace.credit(who.tenant.id), "a") == b"20000000000"
+    kept = (await admin.get(f"{theirs}/billing-terms")).json()["items"]
+    assert [(one["billing_mode"], one["note"]) for one in kept] == [
+        ("prepaid", "end of it"),
+        ("postpaid", "contract 7"),
+        ("prepaid", "opened"),
+    ]
+    trail = (await admin.get("/api/v1/admin/audit", params={"action": "billing_terms.put"})).json()["items"]
+    assert trail[0]["details"]["billing_mode"] == {"from": "postpaid", "to": "prepaid"}

@@ -20,6 +20,7 @@ Ids = dict[str, str]
 # What a required member of a body is given, by its name: enough to pass the schema, so that the id is looked up.
 VALUES: Mapping[str, Any] = {
     "amount": 5,
+    "billing_mode": "prepaid",
     "confirm_name": "x",
     "email": "somebody@example.com",
     "metric": "requests_per_minute",
