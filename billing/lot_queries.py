@@ -134,16 +134,19 @@ async def adjustments(
 
 
 async def insert_terms(session: AsyncSession, tenant_id: UUID, values: Mapping[str, Any]) -> None:
+    """Insert a tenant's next terms; the caller holds the tenant's lock."""
     statement = """
-        INSERT INTO credit_terms (id, tenant_id, mode, credit_limit, since, changed_by, note)
-        VALUES (:id, :tenant, :mode, :limit, coalesce(CAST(:since AS timestamptz), clock_timestamp()), :by, :note)
+        INSERT INTO credit_terms (id, tenant_id, number, mode, credit_limit, since, changed_by, note)
+        SELECT :id, :tenant, 1 + count(*), :mode, :limit, coalesce(CAST(:since AS timestamptz), clock_timestamp()), :by,
+               :note
+        FROM credit_terms WHERE tenant_id = :tenant
     """
     await session.execute(text(statement), {"tenant": tenant_id, **values})
 
 
 async def terms(session: AsyncSession, tenant_id: UUID, limit: int) -> Sequence[Row[Any]]:
     """Return a tenant's terms, newest first."""
-    statement = "SELECT * FROM credit_terms WHERE tenant_id = :tenant ORDER BY id DESC LIMIT :limit"
+    statement = "SELECT * FROM credit_terms WHERE tenant_id = :tenant ORDER BY number DESC LIMIT :limit"
     return (await session.execute(text(statement), {"tenant": tenant_id, "limit": limit})).all()
 
 

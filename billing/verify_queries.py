@@ -184,19 +184,24 @@ _CHECKS = {
                  OR (u.code, u.tenant_id, u.currency) = ('asset.unbilled', p.tenant_id, p.currency)), false)
         ORDER BY 1 LIMIT 1
     """,
-    # How a tenant pays is what its newest terms say, and it has an account of unbilled usage if it ever was postpaid.
+    # How a tenant pays is what its newest terms say; terms have numbers without gaps, and each differs from the last.
     "billing_profile and credit_terms": """
-        SELECT p.tenant_id::text AS row, 'it pays in another way, or has another limit, than its terms say' AS problem
+        SELECT coalesce(p.tenant_id, t.tenant_id)::text AS row,
+               'it pays in another way, or has another limit, than its terms say' AS problem
         FROM billing_profile p
-        LEFT JOIN LATERAL (SELECT * FROM credit_terms c WHERE c.tenant_id = p.tenant_id ORDER BY c.id DESC LIMIT 1) t
-            ON true
+        FULL JOIN (SELECT DISTINCT ON (tenant_id) * FROM credit_terms ORDER BY tenant_id, number DESC) t
+            ON t.tenant_id = p.tenant_id
+        LEFT JOIN (SELECT tenant_id, count(*) AS n, count(DISTINCT number) AS numbers,
+                          bool_or(mode = 'postpaid') AS owed FROM credit_terms GROUP BY tenant_id) c
+            ON c.tenant_id = t.tenant_id
         LEFT JOIN ledger_balance b ON b.account_id = p.unbilled_account
         WHERE NOT coalesce(
-            t.mode = p.mode AND t.credit_limit = coalesce(b.credit_limit, 0)
-            AND (p.unbilled_account IS NOT NULL)
-                = EXISTS (SELECT FROM credit_terms c WHERE c.tenant_id = p.tenant_id AND c.mode = 'postpaid')
-            AND p.prepaid_since IS NOT DISTINCT FROM
+            t.mode = p.mode AND t.credit_limit = coalesce(b.credit_limit, 0) AND t.number = c.n AND c.numbers = c.n
+            AND (p.unbilled_account IS NOT NULL) = c.owed AND p.prepaid_since IS NOT DISTINCT FROM
                 CASE WHEN t.mode = 'prepaid' AND p.unbilled_account IS NOT NULL THEN t.since END, false)
+           OR EXISTS (SELECT FROM credit_terms x JOIN credit_terms y ON y.tenant_id = x.tenant_id
+                      WHERE x.tenant_id = p.tenant_id AND y.number = x.number + 1
+                        AND (y.mode, y.credit_limit) = (x.mode, x.credit_limit))
         ORDER BY 1 LIMIT 1
     """,
     # Every transaction of a tenant raises the version by one, so a deleted one shows.

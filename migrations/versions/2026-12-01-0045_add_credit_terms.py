@@ -13,21 +13,22 @@ STATEMENTS = (
     CREATE TABLE credit_terms (
         id uuid PRIMARY KEY,
         tenant_id uuid NOT NULL REFERENCES billing_profile (tenant_id),
+        number integer NOT NULL CHECK (number > 0),
         mode text NOT NULL CHECK (mode IN ('prepaid', 'postpaid')),
         credit_limit numeric(38, 0) NOT NULL CHECK (credit_limit >= 0),
         since timestamptz NOT NULL,
         changed_by text NOT NULL CHECK (char_length(changed_by) BETWEEN 1 AND 120),
-        note text NOT NULL CHECK (char_length(note) BETWEEN 1 AND 500)
+        note text NOT NULL CHECK (char_length(note) BETWEEN 1 AND 500),
+        UNIQUE (tenant_id, number)
     )
     """,
-    "CREATE INDEX credit_terms_by_tenant ON credit_terms (tenant_id, id)",
     """
     CREATE TRIGGER credit_terms_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON credit_terms
     FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()
     """,
     """
-    INSERT INTO credit_terms (id, tenant_id, mode, credit_limit, since, changed_by, note)
-    SELECT uuidv7(), p.tenant_id, p.mode, coalesce(b.credit_limit, 0), p.created_at, 'system', 'opened'
+    INSERT INTO credit_terms (id, tenant_id, number, mode, credit_limit, since, changed_by, note)
+    SELECT uuidv7(), p.tenant_id, 1, p.mode, coalesce(b.credit_limit, 0), p.created_at, 'system', 'opened'
     FROM billing_profile p LEFT JOIN ledger_balance b ON b.account_id = p.unbilled_account
     """,
     # A tenant that came from postpaid keeps the account of what is not invoiced: usage admitted before goes there.
