@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0023_credit_terms"
-down_revision = "0022_alerts"
+revision = "0024_credit_terms"
+down_revision = "0023_rerating"
 branch_labels = None
 depends_on = None
 
