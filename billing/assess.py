@@ -85,8 +85,6 @@ def min_charge(event: UsageEvent, prices: VersionPrices | None) -> int:
 def _malformed(event: UsageEvent, today: int) -> str:
     if event.id.version != 7:
         return "the id is not a UUIDv7"
-    if not day_in_range(day_number(event.id), today):
-        return "the id's own time is out of range"
     usage = event.usage
     numbers = (
         *(usage.input_uncached, usage.input_cached, usage.input_cache_write, usage.output, usage.reasoning),
@@ -98,6 +96,15 @@ def _malformed(event: UsageEvent, today: int) -> str:
         return "a number is too large"
     if not 0 <= event.http_status <= 999:
         return "the status is no HTTP status"
+    return _mistimed(event, today)
+
+
+def _mistimed(event: UsageEvent, today: int) -> str:
+    if not day_in_range(day_number(event.id), today):
+        return "the id's own time is out of range"
+    for us in (event.admitted_at_us, event.ended_at_us):
+        if not day_in_range(us // US_PER_DAY + EPOCH_DAY, today):
+            return "it was admitted or ended at a time that is out of range"
     return ""
 
 
