@@ -27,6 +27,7 @@ SUMS = {
     "ledger_balance": {"debit", "credit", "credit_limit"},
     "billing_profile": {"version"},
     "usage_rollup": {"*"},
+    "rerating_tenant": {"*"},
 }
 # Of tables in which something is prepared first: what is posted there.
 POSTED = {

@@ -18,7 +18,8 @@ from core.settings import Database
 from tests.factories import whole_books
 from tests.integration.billing.test_verify import owner_of
 
-MONEY = "^(ledger|credit|usage|price|rerating)_|^(billing_profile|rerating)$"
+# No books: what the last day asked for twice (`usage_idempotency`) goes with time, and the application deletes it.
+MONEY = "^(ledger|credit|usage(?!_idempotency)|price|rerating)_|^(billing_profile|rerating)$"
 TABLES = """
     SELECT relname FROM pg_class
     WHERE relkind IN ('r', 'p') AND NOT relispartition AND relnamespace = 'public'::regnamespace AND relname ~ %s
@@ -155,6 +156,9 @@ def exchanges(owner: psycopg.Connection, table: str) -> Iterator[Change]:
     key, _ = last_key(owner, table)
     some = rows(owner, table)
     for row, other in pairwise(some):
+        keys = f"SELECT count(DISTINCT {key}) FROM kept_{table} k WHERE k::text IN (%s, %s)"
+        if owner.execute(keys, [row, other]).fetchone() != (2,):
+            continue
         swapped = f"to_jsonb(g) || jsonb_build_object('{key}', o.{key})"
         yield Change(
             table,
