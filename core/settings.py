@@ -68,7 +68,11 @@ class Gateway(_Group):
     spool_max_bytes: int = 1_000_000_000  # unposted usage kept on disk; beyond it new work is refused
     upstream_connections_max: int = 4096  # per endpoint
     request_timeout_s: int = 600
-    max_wait_s: int = 30  # in the queue or for a wake, unless the caller names less
+    max_wait_s: int = 600  # the most a deployment may let callers wait for a place or a wake
+    # how long a request of a tier waits for a place, from its first try on, unless the caller names a time
+    priority_wait_s: float = 2.0
+    standard_wait_s: float = 10.0
+    batch_wait_s: float = 120.0
     cache_trust_s: int = 60  # how long cached keys and prices are trusted with Postgres and Valkey away
     global_inflight_max: int = 4096  # over all replicas
 

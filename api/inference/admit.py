@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from api.inference import errors, estimate
+from api.inference import errors, estimate, wire
 from api.inference.gateway import Gateway
 from api.inference.job import Job, Request
 from billing import holds
@@ -25,11 +25,17 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
         raise errors.unavailable("Keys and limits cannot be checked now. Try again shortly.", 5)
     call, offer = job.call, job.offer
     model = offer.model
-    wait_s: float = min(model.max_wait_s, gateway.settings.max_wait_s)
-    header = request.head.noted.get(PATIENCE_HEADER)
-    if header is not None:
-        wait_s = patience(header, wait_s)
-    job.patience_until = job.started + wait_s
+    most: float = min(model.max_wait_s, gateway.settings.max_wait_s)
+    noted = request.head.noted
+    header = noted.get(PATIENCE_HEADER)
+    if header is None:
+        wait_s = min(most, gateway.tier_waits[offer.tier])
+        for name in wire.RETRIES:
+            if name in noted:
+                wait_s -= spent(noted[name])
+    else:
+        most = wait_s = patience(header, most)
+    job.patience_until = job.started + most
     input_tokens, output_tokens = estimate.prompt_tokens(call, model), estimate.output_tokens(call, model)
     grant = await gateway.admission.acquire(
         job.id,
@@ -57,6 +63,15 @@ def trusted(gateway: Gateway) -> bool:
     """With Postgres and Valkey both away, what is in memory holds for a stated time and no longer."""
     age_s = gateway.clock.monotonic() - gateway.directory.fresh_at
     return age_s <= gateway.settings.cache_trust_s
+
+
+def spent(tries: bytes) -> float:
+    """Return the seconds since the first try at least, when each pause was twice the one before and the first 1 s.
+
+    Who waits for a place is served by when it first came; a late try gets a place only where nobody waits.
+    """
+    count = int(tries) if tries.isdigit() and len(tries) <= 3 else 0
+    return float(2 ** min(count, 10) - 1)
 
 
 def patience(header: bytes, most: float) -> float:

@@ -117,11 +117,14 @@ class Gateway:
     heads: dict[bytes, tuple[Head, str, bool]] = field(default_factory=dict)  # by shape: endpoint, kept alive
     durable: Waiters = field(init=False)
     refusals: Refusals = field(init=False)
+    tier_waits: tuple[float, float, float] = field(init=False)  # by tier, seconds
     date_line: bytes = b""
     now: float = 0.0  # monotonic, as coarse as the sweeper's step
     draining: bool = False
 
     def __post_init__(self) -> None:
-        self.durable = Waiters(self.loop, self.settings.spool_wait_ms / 1000)
+        settings = self.settings
+        self.durable = Waiters(self.loop, settings.spool_wait_ms / 1000)
+        self.tier_waits = (settings.batch_wait_s, settings.standard_wait_s, settings.priority_wait_s)
         self.refusals = Refusals(self.clock, self.new_id, self.metrics.add)
         self.now = self.clock.monotonic()

@@ -19,7 +19,11 @@ _SINGLE = frozenset(
         IDEMPOTENCY_KEY,
     }
 )
-_NOTED = _SINGLE | {b"content-encoding", b"x-tidegate-max-wait", b"openai-project", b"x-forwarded-for", b"connection"}
+RETRIES = (b"x-retry-attempt", b"x-stainless-retry-count")  # which try this is; the second is the official SDKs'
+_NOTED = _SINGLE | {
+    *(b"content-encoding", b"x-tidegate-max-wait", b"openai-project", b"x-forwarded-for", b"connection"),
+    *RETRIES,
+}
 
 
 class Head:
