@@ -23,6 +23,7 @@ _ACTOR_IDS = {
 _PERSON, _TENANT = IdKind.PERSON, IdKind.TENANT
 # What an action is about, where its first word does not say; the whole action goes before its first word.
 _TARGETS = {
+    "alert_settings": _TENANT,
     "api_key.revoke_matching": _TENANT,
     "billing_profile": _TENANT,
     "credit.top_up": IdKind.TRANSACTION,

@@ -123,7 +123,7 @@ async def _fresh_ms(sessions: db.Sessions, directory: Directory, tenant_id: UUID
 
 
 def _spread(took: list[float]) -> dict[str, float]:
-    return {"p50": round(took[len(took) // 2], 2), "worst": round(took[-1], 2)}
+    return {"least": round(took[0], 2), "p50": round(took[len(took) // 2], 2), "worst": round(took[-1], 2)}
 
 
 async def _looked_up_ms(
