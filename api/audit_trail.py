@@ -23,9 +23,7 @@ _ACTOR_IDS = {
 _PERSON, _TENANT = IdKind.PERSON, IdKind.TENANT
 # What an action is about, where its first word does not say; the whole action goes before its first word.
 _TARGETS = {
-    "alert_settings": _TENANT,
     "api_key.revoke_matching": _TENANT,
-    "billing_profile": _TENANT,
     "credit.top_up": IdKind.TRANSACTION,
     "credit.give": IdKind.ADJUSTMENT,
     "limit.revert": IdKind.LIMIT_CHANGE,
@@ -89,7 +87,9 @@ def _out(record: AuditRecord, *, to_members: bool) -> AuditRecordOut:
 
 def kind_of_target(action: str, tenant_id: UUID | None) -> IdKind | None:
     """Return what an action of the trail is done to; None for one that nobody knows here."""
-    noun = action.partition(".")[0]
+    noun, _, verb = action.partition(".")
+    if verb == "put":  # settings of a tenant, as a whole
+        return _TENANT
     if action == "limit.preview":
         return IdKind.PLAN if tenant_id is None else _TENANT
     return _TARGETS.get(action) or _TARGETS.get(noun) or IdKind.__members__.get(noun.upper())
