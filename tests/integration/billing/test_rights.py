@@ -22,10 +22,10 @@ COLUMNS = """
     SELECT attname FROM pg_attribute
     WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
 """
-# Sums, which every posting moves and `verify` adds up again. Nothing else of a posted row may change.
+# Sums, which every posting moves and `verify` adds up again, and what a tenant's newest terms say, as `verify` sees.
 SUMS = {
     "ledger_balance": {"debit", "credit", "credit_limit"},
-    "billing_profile": {"version"},
+    "billing_profile": {"version", "mode", "unbilled_account", "prepaid_since"},
     "usage_rollup": {"*"},
     "rerating_tenant": {"*"},
 }
