@@ -2,6 +2,8 @@
 
 Seals cover every transaction with its transfers, and as *records* the rows of other tables that do not change any more.
 A record's facts are all columns of its row that are set, those a later migration adds too: these must allow null.
+What a kind of record covers never changes: what was sealed before would differ. A column that begins to change stands
+in the facts with its first value, by which it was sealed (`first`); what else is new has a name of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,17 +33,21 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """Rows that do not change once `when` holds, but for the columns in `without`. `key`: columns and their types."""
+    """Rows that do not change once `when` holds, but for the columns in `without` and those in `first`.
+
+    `key`: columns and their types. `first`: an expression, the object of columns with the value that they had first.
+    """
 
     table: str
     key: tuple[tuple[str, str], ...]
     when: str = "true"
     without: tuple[str, ...] = ()
+    first: str = "'{}'::jsonb"
 
     @property
     def facts(self) -> str:
         without = ", ".join(f"'{column}'" for column in self.without)
-        return f"jsonb_strip_nulls(to_jsonb(t) - ARRAY[{without}]::text[])::text"
+        return f"jsonb_strip_nulls((to_jsonb(t) - ARRAY[{without}]::text[]) || {self.first})::text"
 
     @property
     def name(self) -> str:
@@ -49,13 +55,24 @@ class Record(msgspec.Struct, frozen=True):
 
 
 _ID = (("id", "uuid"),)
-_TERMS = ("mode", "unbilled_account", "prepaid_since")  # of a profile: as its newest terms say
+# Of a profile and of the account of what is unbilled: as the terms said that it was opened with.
+_OPENED = """coalesce((
+    SELECT jsonb_build_object('mode', c.mode, 'prepaid_since', NULL, 'unbilled_account',
+                              CASE c.mode WHEN 'postpaid' THEN t.unbilled_account END)
+    FROM credit_terms c WHERE c.tenant_id = t.tenant_id AND c.number = 1), '{}')"""
+_FIRST_LIMIT = """coalesce((
+    SELECT jsonb_build_object('credit_limit', c.credit_limit)
+    FROM ledger_account a JOIN credit_terms c ON c.tenant_id = a.tenant_id
+    WHERE a.id = t.account_id AND a.code = 'asset.unbilled' AND c.mode = 'postpaid'
+    ORDER BY c.number LIMIT 1), '{}')"""
 _DECISION = ("state", "decided_by", "decided_at", "tx_id")
 _EXECUTION = ("state", "needs_approval", "executed_by", "executed_at", "finished_at")
 RECORDS = {
     "ledger_account": Record("ledger_account", _ID),
-    "ledger_balance": Record("ledger_balance", (("account_id", "uuid"),), without=("debit", "credit", "credit_limit")),
-    "billing_profile": Record("billing_profile", (("tenant_id", "uuid"),), without=("version", *_TERMS)),
+    "ledger_balance": Record(
+        "ledger_balance", (("account_id", "uuid"),), without=("debit", "credit"), first=_FIRST_LIMIT
+    ),
+    "billing_profile": Record("billing_profile", (("tenant_id", "uuid"),), without=("version",), first=_OPENED),
     "credit_terms": Record("credit_terms", _ID),
     "credit_lot": Record("credit_lot", (("account_id", "uuid"),)),
     "credit_adjustment": Record("credit_adjustment", _ID, without=_DECISION),
