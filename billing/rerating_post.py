@@ -28,7 +28,7 @@ from core.usage import TokenUsage
 from tenants import audit
 from tenants.types import SYSTEM
 
-EVENTS_MAX = 2000  # of one batch
+EVENTS_MAX = 2000  # of one batch, those that the run is not about too
 ALONE_WINDOW = timedelta(hours=24)
 KIND = "rerating"
 
@@ -99,8 +99,8 @@ async def step(
         tenant_id = place.tenant_id
         profile = None if counting else (await posting_queries.lock_profiles(session, [tenant_id]))[0]
         after = place.counted_after if counting else place.done_after
-        rows = await queries.events(session, tenant_id, run_id, after or UUID(int=0), EVENTS_MAX)
-        rated = await _rate(session, tenant_id, run, rows, prices)
+        rows = await queries.events(session, tenant_id, run, after or UUID(int=0), EVENTS_MAX)
+        rated = await _rate(session, tenant_id, run, [row for row in rows if row.concerned], prices)
         values: dict[str, Any] = {
             "finished": len(rows) < EVENTS_MAX,
             "after": rows[-1].id if rows else after,

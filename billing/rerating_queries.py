@@ -134,32 +134,45 @@ async def add_done(session: AsyncSession, tenant_id: UUID, run_id: UUID, values:
     await session.execute(text(statement), {"run": run_id, "tenant": tenant_id, **values})
 
 
-async def events(session: AsyncSession, tenant_id: UUID, run_id: UUID, after: UUID, limit: int) -> Sequence[Row[Any]]:
-    """Return the tenant's next events that the run is about, with what they come to now, in the order of their ids.
+async def events(session: AsyncSession, tenant_id: UUID, run: Row[Any], after: UUID, limit: int) -> Sequence[Row[Any]]:
+    """Return the tenant's next events in the order of their ids, with what they come to now.
 
-    An event is at its own price version until a re-rating of all its meters put it at another. One whose transaction
-    was reversed costs nothing any more and is left out. An id is at most a day older than its admission.
+    `concerned` are those that the run is about. An event stands at its own price version until a re-rating of all its
+    meters put it at another. One whose transaction was reversed costs nothing any more and is left out. An id is at
+    most a day older than its admission.
     """
     statement = """
+        WITH page AS MATERIALIZED (
+            SELECT * FROM usage_event
+            WHERE tenant_id = :tenant AND id > :after AND day BETWEEN CAST(:since AS date) - 1 AND CAST(:until AS date)
+            ORDER BY id LIMIT :limit
+        )
         SELECT e.id, e.tx_id, e.project_id, e.model_id, e.model, e.tier, e.outcome, e.price_version_id, e.admitted_at,
                e.input_uncached, e.input_cached, e.input_cache_write, e.output, e.reasoning,
                coalesce(l.seq, 0) AS seq, coalesce(l.to_pico, e.amount_pico) AS amount_pico,
                coalesce(l.to_min_pico, e.min_charge_pico) AS min_charge_pico,
-               coalesce(l.version_id, e.price_version_id) AS version_id
-        FROM rerating r JOIN usage_event e
-          ON e.tenant_id = :tenant AND e.id > :after AND e.admitted_at >= r.since AND e.admitted_at < r.until
-             AND (r.models IS NULL OR e.model_id = ANY(r.models)) AND (r.tiers IS NULL OR e.tier = ANY(r.tiers))
+               coalesce(l.version_id, e.price_version_id) AS version_id,
+               e.admitted_at >= :since AND e.admitted_at < :until
+               AND (CAST(:models AS uuid[]) IS NULL OR e.model_id = ANY(CAST(:models AS uuid[])))
+               AND (CAST(:tiers AS smallint[]) IS NULL OR e.tier = ANY(CAST(:tiers AS smallint[])))
+               AND coalesce(l.version_id, e.price_version_id) = ANY(CAST(:wrong AS uuid[]))
+               AND NOT EXISTS (SELECT FROM ledger_tx x WHERE x.reverses_tx = e.tx_id) AS concerned
+        FROM page e
         LEFT JOIN LATERAL (
             SELECT seq, to_pico, to_min_pico, version_id FROM usage_rerating
             WHERE tenant_id = e.tenant_id AND event_id = e.id ORDER BY seq DESC LIMIT 1) l ON true
-        WHERE r.id = :run AND e.day BETWEEN CAST(:since AS date) - 1 AND CAST(:until AS date)
-          AND coalesce(l.version_id, e.price_version_id) = ANY(r.wrong_versions)
-          AND NOT EXISTS (SELECT FROM ledger_tx x WHERE x.reverses_tx = e.tx_id)
-        ORDER BY e.id LIMIT :limit
+        ORDER BY e.id
     """
-    bounds = await session.execute(text("SELECT since, until FROM rerating WHERE id = :run"), {"run": run_id})
-    since, until = bounds.one()
-    values = {"tenant": tenant_id, "run": run_id, "after": after, "limit": limit, "since": since, "until": until}
+    values = {
+        "tenant": tenant_id,
+        "after": after,
+        "limit": limit,
+        "since": run.since,
+        "until": run.until,
+        "models": run.models,
+        "tiers": run.tiers,
+        "wrong": run.wrong_versions,
+    }
     return (await session.execute(text(statement), values)).all()
 
 
