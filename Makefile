@@ -103,6 +103,10 @@ bench-revocation: setup-dev ## how soon four gateways obey (PROBE=program that m
 bench-principals: setup-dev ## what 100,000 keys cost a gateway
 	@$(BIN)/python -m bench.principals $(ARGS)
 
+.PHONY: bench-verify
+bench-verify: setup-dev ## seal and verify a book of 10 M usage events (ARGS="--events 1000000")
+	@$(BIN)/python -m bench.verify_ledger $(ARGS)
+
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ PLAN = f"{ADMIN}/plans/{{plan_id}}"
 IDENTITY_PROVIDER = f"{ADMIN}/identity-providers/{{identity_provider_id}}"
 LIMIT_REQUEST = f"{TENANT}/limit-requests/{{limit_request_id}}"
 ADJUSTMENT = f"{TENANT}/adjustments/{{adjustment_id}}"
+QUARANTINED = f"{TENANT}/quarantine/{{generation_id}}"
 MY_PROJECT = f"{MY_TENANT}/projects/{{project_id}}"
 RERATING = f"{ADMIN}/reratings/{{rerating_id}}"
 PRICE_VERSION = f"{ADMIN}/price-versions/{{price_version_id}}"
@@ -172,6 +173,10 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("POST", f"{ADJUSTMENT}/approve"): _operator(Op.CREDIT_WRITE, "adjustment.approve"),
         ("POST", f"{ADJUSTMENT}/decline"): _operator(Op.CREDIT_WRITE, "adjustment.decline"),
         ("GET", f"{ADMIN}/adjustments"): _operator(Op.USAGE_READ),
+        ("GET", f"{ADMIN}/quarantine"): _operator(Op.USAGE_READ),
+        ("GET", QUARANTINED): _operator(Op.USAGE_READ),
+        ("POST", f"{QUARANTINED}/bill"): _operator(Op.CREDIT_WRITE, "quarantine.bill"),
+        ("POST", f"{QUARANTINED}/dismiss"): _operator(Op.CREDIT_WRITE, "quarantine.dismiss"),
         ("GET", f"{TENANT}/credit-lots"): _operator(Op.USAGE_READ),
         ("GET", f"{TENANT}/billing-terms"): _operator(Op.USAGE_READ),
         ("PUT", f"{TENANT}/billing-terms"): _operator(Op.CREDIT_WRITE, "billing_terms.put"),

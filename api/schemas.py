@@ -91,6 +91,7 @@ _MEANING = {
     403: "The credential may not do this.",
     404: "There is no such thing, or it is somebody else's.",
     409: "It conflicts with what is there.",
+    410: "It was there, and is no longer kept.",
     413: "The body is too large.",
     422: "The request breaks a rule of the schema; `errors` names each.",
     429: "Too often; see Retry-After.",

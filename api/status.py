@@ -13,6 +13,7 @@ STATUS_OF_KIND: Mapping[ErrorKind, int] = MappingProxyType(
         ErrorKind.FORBIDDEN: 403,
         ErrorKind.NOT_FOUND: 404,
         ErrorKind.CONFLICT: 409,
+        ErrorKind.GONE: 410,
         ErrorKind.TOO_LARGE: 413,
         ErrorKind.RATE_LIMITED: 429,
         ErrorKind.INTERNAL: 500,

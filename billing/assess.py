@@ -1,5 +1,6 @@
 """Decides, pure, whether a usage event may be billed, and writes it as a line for COPY."""
 
+from collections.abc import Set as AbstractSet
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from uuid import UUID
@@ -40,7 +41,13 @@ def day_in_range(day: int, today: int) -> bool:
     return FIRST_DAY <= day <= today + DAYS_AHEAD_MAX
 
 
-def objection(event: UsageEvent, prices: VersionPrices | None, currency: Currency | None, today: int) -> str:
+def objection(
+    event: UsageEvent,
+    prices: VersionPrices | None,
+    currency: Currency | None,
+    today: int,
+    closed: AbstractSet[int] = frozenset(),
+) -> str:
     """Return why the event must not be billed by itself, or an empty text.
 
     Args:
@@ -48,12 +55,15 @@ def objection(event: UsageEvent, prices: VersionPrices | None, currency: Currenc
         prices: the published version the event names; None when there is none.
         currency: the tenant's; None when it has no account.
         today: ordinal of the day.
+        closed: ordinals of days whose events may be dropped already.
     """
     if event.quarantine:
         return event.quarantine[:TEXT_MAX_CHARS]
     shape = _malformed(event, today)
     if shape:
         return shape
+    if closed and day_number(event.id) in closed:
+        return "its day is closed; whether it was billed before can no longer be told"
     if currency is None:
         return "the tenant has no account"
     if event.currency is not currency:

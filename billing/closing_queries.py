@@ -1,6 +1,6 @@
 """Queries of trial balances, periods and statements. What a tenant owns takes `tenant_id` first."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import date, datetime
 from typing import Any
 from uuid import UUID
@@ -47,6 +47,22 @@ async def trial_balance(session: AsyncSession, until: date | None) -> Sequence[R
     return (await session.execute(text(statement), {"until": until})).all()
 
 
+async def moved_by_period(session: AsyncSession, until: date) -> AsyncIterator[Row[Any]]:
+    """Yield every account that moved with its debits and credits of each month up to that one, account by account."""
+    statement = """
+        SELECT a.id, a.code, a.currency, a.tenant_id, s.period, sum(s.debit) AS debit, sum(s.credit) AS credit FROM (
+            SELECT x.period, t.debit_account AS account, t.amount AS debit, 0 AS credit
+            FROM ledger_transfer t JOIN ledger_tx x ON x.id = t.tx_id
+            UNION ALL
+            SELECT x.period, t.credit_account, 0, t.amount FROM ledger_transfer t JOIN ledger_tx x ON x.id = t.tx_id
+        ) s JOIN ledger_account a ON a.id = s.account
+        WHERE s.period <= :until GROUP BY a.id, s.period ORDER BY a.id, s.period
+    """
+    rows = await session.stream(text(statement).execution_options(yield_per=1000), {"until": until})
+    async for row in rows:
+        yield row
+
+
 async def sums(session: AsyncSession) -> Sequence[Row[Any]]:
     """Return per tenant what events, rollups and the ledger say was billed, and by how much re-ratings changed that.
 
@@ -56,7 +72,11 @@ async def sums(session: AsyncSession) -> Sequence[Row[Any]]:
         SELECT p.tenant_id, coalesce(e.amount, 0) AS events, coalesce(r.amount, 0) AS rollups,
                coalesce(g.amount, 0) AS reratings, coalesce(l.amount, 0) + coalesce(m.amount, 0) AS ledger
         FROM billing_profile p
-        LEFT JOIN (SELECT tenant_id, sum(amount_pico) AS amount FROM usage_event GROUP BY 1) e USING (tenant_id)
+        LEFT JOIN (SELECT tenant_id, sum(amount_pico) AS amount FROM (
+                       SELECT tenant_id, amount_pico FROM usage_event
+                       UNION ALL SELECT k.tenant_id, k.amount_pico
+                       FROM usage_day_tx k JOIN usage_day d ON d.day = k.day AND d.state = 'dropped') a
+                   GROUP BY 1) e USING (tenant_id)
         LEFT JOIN (SELECT tenant_id, sum(amount_pico) AS amount FROM usage_rollup GROUP BY 1) r USING (tenant_id)
         LEFT JOIN (SELECT x.tenant_id, sum(t.amount) AS amount FROM ledger_tx x JOIN ledger_transfer t ON t.tx_id = x.id
                    JOIN ledger_account a ON a.id = t.credit_account

@@ -144,3 +144,26 @@ def rerating_not_counted() -> PlatformError:
 
 def rerating_over(state: str) -> PlatformError:
     return PlatformError("RERATING_OVER", ErrorKind.CONFLICT, f"This re-rating is {state}. Ask for a new one.")
+
+
+def not_quarantined() -> PlatformError:
+    return PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, "No usage of this generation is in quarantine.")
+
+
+def already_decided(event_id: UUID) -> PlatformError:
+    name = format_id(IdKind.GENERATION, event_id)
+    return PlatformError(
+        "ALREADY_DECIDED", ErrorKind.CONFLICT, f"{name} was billed or dismissed before; a decision stands for good."
+    )
+
+
+def not_billable(why: str) -> PlatformError:
+    return PlatformError("NOT_BILLABLE", ErrorKind.CONFLICT, f"It cannot be billed: {why}. Dismiss it, or mend that.")
+
+
+def receipt_gone(day: date) -> PlatformError:
+    return PlatformError(
+        "RECEIPT_GONE",
+        ErrorKind.GONE,
+        f"Single generations of {day.isoformat()} are no longer kept; the usage of that day is, in sums.",
+    )

@@ -1,6 +1,6 @@
 """One batch of usage events into the ledger: dedupe, rollup, transfers and balances in one transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -11,7 +11,18 @@ from sqlalchemy import Row
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import assess, idempotency, ledger, lots, posting_queries, price_book, queries
+from billing import (
+    assess,
+    idempotency,
+    ledger,
+    lots,
+    posting_queries,
+    price_book,
+    quarantine_queries,
+    queries,
+    usage_day_queries,
+)
+from billing.assess import FIRST_DAY
 from billing.ledger import Charge
 from billing.metrics import PosterMetrics
 from billing.price_table import VersionPrices
@@ -88,9 +99,10 @@ class Posting:
     async def _post(self, events: Sequence[UsageEvent], refused: str) -> Posted:
         tenants = {event.tenant_id for event in events}
         today = self._clock.now().astimezone(UTC).toordinal()
+        days = {assess.day_number(event.id) for event in events}
         async with transaction(self._sessions) as session:
             await self._load_prices(session, events)
-        days = {assess.day_number(event.id) for event in events}
+            closed = await _closed(session, [day for day in days if FIRST_DAY <= day < today])
         await self._make_days([day for day in sorted(days) if assess.day_in_range(day, today)])
         async with transaction(self._sessions) as session:
             profiles = {row.tenant_id: row for row in await posting_queries.lock_profiles(session, tenants)}
@@ -98,7 +110,7 @@ class Posting:
             objections = [
                 refused
                 or assess.objection(
-                    event, self._prices.get(event.price_version_id), currencies.get(event.tenant_id), today
+                    event, self._prices.get(event.price_version_id), currencies.get(event.tenant_id), today, closed
                 )
                 for event in events
             ]
@@ -116,9 +128,9 @@ class Posting:
             new = 0
             if lines:
                 await posting_queries.copy_incoming(session, lines.encode())
-                new = await self._post_inserted(session, profiles, currencies)
+                new = await self._post_incoming(session, profiles)
             held = [(event, why) for event, why in zip(events, objections, strict=True) if why]
-            await posting_queries.insert_quarantine(session, [quarantine_row(event, why) for event, why in held])
+            await quarantine_queries.insert_quarantine(session, [quarantine_row(event, why) for event, why in held])
             balances = {balance.tenant_id: balance for balance in await queries.balances(session, sorted(tenants))}
         requests: dict[UUID, list[UUID]] = {}
         for event in events:
@@ -131,32 +143,12 @@ class Posting:
             tuple((tenant, balances.get(tenant), tuple(ids)) for tenant, ids in requests.items()),
         )
 
-    async def _post_inserted(
-        self, session: AsyncSession, profiles: dict[UUID, Row[Any]], currencies: dict[UUID, Currency]
-    ) -> int:
-        inserted = await posting_queries.insert_incoming(session)
-        if not inserted:
-            return 0
-        sources = await lots.sources_of(session, {row.tenant_id for row in inserted})
-        transactions = []
-        for (tenant_id, tx_id), rows in _by_transaction(inserted).items():
-            profile = profiles[tenant_id]
-            transfers, overrun = ledger.usage_transfers(
-                [_charge(row) for row in rows],
-                sources.get(tenant_id, ()),
-                revenue=profile.revenue_account,
-                min_charges=profile.min_charge_account,
-                overrun=profile.overrun_account,
-            )
-            if overrun:
-                self._metrics.overruns.inc()
-                _log.warning("usage.credit_overrun", tenant_id=tenant_id.hex, overrun_pico=overrun)
-            began = rows[0].minute
-            transactions.append(
-                Transaction(tx_id, tenant_id, "usage", currencies[tenant_id], transfers, effective_at=began)
-            )
-        await ledger.post(session, transactions)
-        return sum(row.events for row in inserted)
+    async def _post_incoming(self, session: AsyncSession, profiles: Mapping[UUID, Row[Any]]) -> int:
+        new, overruns = await post_incoming(session, profiles)
+        for tenant_id, overrun_pico in overruns:
+            self._metrics.overruns.inc()
+            _log.warning("usage.credit_overrun", tenant_id=tenant_id.hex, overrun_pico=overrun_pico)
+        return new
 
     def _count(self, new: int, repeated: int, held: Sequence[tuple[UsageEvent, str]]) -> None:
         self._metrics.posted.inc(new)
@@ -174,9 +166,47 @@ class Posting:
                 self._prices[version_id] = version
 
 
+async def post_incoming(session: AsyncSession, profiles: Mapping[UUID, Row[Any]]) -> tuple[int, list[tuple[UUID, int]]]:
+    """Post the events that were copied in: those that are new, their rollup, transfers and balances.
+
+    The caller holds the locks of `profiles`.
+
+    Returns:
+        how many were new; and per transaction that exceeded its credit, its tenant and by how many pico.
+    """
+    inserted = await posting_queries.insert_incoming(session)
+    if not inserted:
+        return 0, []
+    sources = await lots.sources_of(session, {row.tenant_id for row in inserted})
+    transactions, overruns = [], []
+    for (tenant_id, tx_id), rows in _by_transaction(inserted).items():
+        profile = profiles[tenant_id]
+        transfers, overrun = ledger.usage_transfers(
+            [_charge(row) for row in rows],
+            sources.get(tenant_id, ()),
+            revenue=profile.revenue_account,
+            min_charges=profile.min_charge_account,
+            overrun=profile.overrun_account,
+        )
+        if overrun:
+            overruns.append((tenant_id, overrun))
+        currency, began = Currency(profile.currency), rows[0].minute
+        transactions.append(Transaction(tx_id, tenant_id, "usage", currency, transfers, effective_at=began))
+    await ledger.post(session, transactions)
+    return sum(row.events for row in inserted), overruns
+
+
 def _charge(row: Row[Any]) -> Charge:
     lifted = int(row.min_charge)
     return Charge(int(row.amount) - lifted, row.model_id, Tier(row.tier), row.minute, lifted)
+
+
+async def _closed(session: AsyncSession, days: Sequence[int]) -> frozenset[int]:
+    """Return those of these days (ordinals) that take no more events."""
+    if not days:
+        return frozenset()
+    rows = await usage_day_queries.known(session, [date.fromordinal(day) for day in days])
+    return frozenset(row.day.toordinal() for row in rows)
 
 
 def _name(names: dict[tuple[UUID, int], str], tenant_id: UUID, month: int) -> str:

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.types import Transaction
 
-_EVENT_COLUMNS = (
+EVENT_COLUMNS = (
     "id, tenant_id, day, tx_id, project_id, key_id, model_id, version_id, deployment_id, price_version_id, model,"
     " endpoint, tier, currency, outcome, count_source, stream, http_status, input_uncached, input_cached,"
     " input_cache_write, output, reasoning, amount_pico, min_charge_pico, admitted_at, ended_at,"
@@ -155,7 +155,7 @@ async def copy_incoming(session: AsyncSession, lines: bytes) -> None:
     await session.execute(
         text(
             "CREATE TEMPORARY TABLE IF NOT EXISTS incoming ON COMMIT DELETE ROWS AS"  # noqa: S608 - a constant
-            f" SELECT {_EVENT_COLUMNS} FROM usage_event WITH NO DATA"
+            f" SELECT {EVENT_COLUMNS} FROM usage_event WITH NO DATA"
         )
     )
     connection = await (await session.connection()).get_raw_connection()
@@ -166,8 +166,8 @@ async def copy_incoming(session: AsyncSession, lines: bytes) -> None:
         await copy.write(lines)
 
 
-_KEY = "tenant_id, minute, project_id, key_id, model_id, model, endpoint, tier, outcome, price_version_id"
-_SUMS = (
+KEY = "tenant_id, minute, project_id, key_id, model_id, model, endpoint, tier, outcome, price_version_id"
+SUMS = (
     "requests",
     "input_uncached",
     "input_cached",
@@ -177,18 +177,20 @@ _SUMS = (
     "amount_pico",
     "min_charge_pico",
 )
+ROLL_UP = f"""
+    INSERT INTO usage_rollup AS r ({KEY}, currency, {", ".join(SUMS)})
+    SELECT tenant_id, date_trunc('minute', admitted_at, 'UTC'), project_id, key_id, model_id, model, endpoint,
+           tier, outcome, price_version_id, min(currency), count(*), {", ".join(f"sum({c})" for c in SUMS[1:])}
+    FROM {{source}} GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+    ON CONFLICT ({KEY}) DO UPDATE SET {", ".join(f"{c} = r.{c} + excluded.{c}" for c in SUMS)}
+"""  # noqa: S608 - built of constants
 _INSERT_INCOMING = f"""
     WITH inserted AS (
-        INSERT INTO usage_event ({_EVENT_COLUMNS}) SELECT {_EVENT_COLUMNS} FROM incoming
+        INSERT INTO usage_event ({EVENT_COLUMNS}) SELECT {EVENT_COLUMNS} FROM incoming i
+        WHERE NOT EXISTS (SELECT FROM usage_quarantine q WHERE q.tenant_id = i.tenant_id AND q.id = i.id)
         ON CONFLICT (tenant_id, id, day) DO NOTHING
         RETURNING *
-    ), rolled AS (
-        INSERT INTO usage_rollup AS r ({_KEY}, currency, {", ".join(_SUMS)})
-        SELECT tenant_id, date_trunc('minute', admitted_at, 'UTC'), project_id, key_id, model_id, model, endpoint,
-               tier, outcome, price_version_id, min(currency), count(*), {", ".join(f"sum({c})" for c in _SUMS[1:])}
-        FROM inserted GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
-        ON CONFLICT ({_KEY}) DO UPDATE SET {", ".join(f"{c} = r.{c} + excluded.{c}" for c in _SUMS)}
-    )
+    ), rolled AS ({ROLL_UP.format(source="inserted")})
     SELECT tenant_id, tx_id, model_id, tier, date_trunc('minute', admitted_at, 'UTC') AS minute, count(*) AS events,
            sum(amount_pico) AS amount, sum(min_charge_pico) AS min_charge
     FROM inserted GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 5, 3, 4
@@ -196,21 +198,10 @@ _INSERT_INCOMING = f"""
 
 
 async def insert_incoming(session: AsyncSession) -> Sequence[Row[Any]]:
-    """Insert the loaded events that are new, and add them to the rollup.
+    """Insert the loaded events that are new and not in quarantine, and add them to the rollup.
 
     Returns:
         per tenant, transaction id, model, tier and minute of admission, in the order in which they are charged: how
         many were new, their amount, and what of it is minimum charges.
     """
     return (await session.execute(text(_INSERT_INCOMING))).all()
-
-
-async def insert_quarantine(session: AsyncSession, rows: Sequence[Mapping[str, Any]]) -> None:
-    statement = """
-        INSERT INTO usage_quarantine
-            (tenant_id, id, reason, amount_pico, admitted_at, model, outcome, raw_usage, payload)
-        VALUES (:tenant_id, :id, :reason, :amount_pico, :admitted_at, :model, :outcome, :raw_usage, :payload)
-        ON CONFLICT DO NOTHING
-    """
-    if rows:
-        await session.execute(text(statement), rows)

@@ -153,11 +153,6 @@ async def event(session: AsyncSession, tenant_id: UUID, event_id: UUID, day: dat
     return (await session.execute(text(statement), values)).one_or_none()
 
 
-async def quarantined(session: AsyncSession, tenant_id: UUID, event_id: UUID) -> Row[Any] | None:
-    statement = "SELECT * FROM usage_quarantine WHERE tenant_id = :tenant AND id = :id"
-    return (await session.execute(text(statement), {"tenant": tenant_id, "id": event_id})).one_or_none()
-
-
 async def settled_ids(session: AsyncSession, tenant_id: UUID, ids: Sequence[UUID], since: datetime) -> set[UUID]:
     """Return those of `ids` that are posted or in quarantine; `since` is not later than the oldest id's day."""
     statement = """

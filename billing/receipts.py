@@ -1,6 +1,6 @@
 """The receipt of one generation: what was counted, at which prices, and what it came to."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -8,7 +8,16 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import idempotency_queries, price_book, pricing, queries, rerating_queries
+from billing import (
+    errors,
+    idempotency_queries,
+    price_book,
+    pricing,
+    quarantine_queries,
+    queries,
+    rerating_queries,
+    usage_days,
+)
 from billing.price_table import price_text
 from billing.spool_format import decode
 from billing.types import Meter, Outcome, PriceSchedule, PriceStep, UsageEvent
@@ -45,7 +54,7 @@ class ReceiptRerating(msgspec.Struct, frozen=True):
 class Receipt(msgspec.Struct, frozen=True):
     """What a generation cost. Amounts are decimal strings of the currency; the lines add up to `amount` exactly.
 
-    `state` is ``posted``, or ``quarantined`` while a person looks at it: then nothing is charged.
+    `state` is ``posted``; ``quarantined`` while a person looks at it, or ``dismissed`` by one: then nothing is charged.
     """
 
     id: UUID
@@ -112,15 +121,34 @@ async def is_pending(client: RespClient, tenant_id: UUID, generation_id: UUID) -
 
 
 async def receipt(session: AsyncSession, tenant_id: UUID, generation_id: UUID) -> Receipt | None:
-    """Return the receipt of a tenant's generation; None when it is not posted (see `is_pending`) or not its own."""
+    """Return the receipt of a tenant's generation; None when it is not posted (see `is_pending`) or not its own.
+
+    Raises:
+        PlatformError: RECEIPT_GONE: the events of its day are no longer kept, be they this tenant's or not.
+    """
     if generation_id.version != 7:
         return None
     row = await queries.event(session, tenant_id, generation_id, uuid7_time(generation_id))
     if row is not None:
         found = await _posted(session, row)
         return found if found.outcome is not Outcome.REPEAT else await _explained(session, tenant_id, found)
-    held = await queries.quarantined(session, tenant_id, generation_id)
-    return _quarantined(held) if held is not None else None
+    held = await quarantine_queries.item(session, tenant_id, generation_id)
+    if held is None:
+        await _require_kept(session, generation_id)
+        return None
+    if held.event_id is None:
+        return _not_billed(held)
+    billed = await queries.event(session, tenant_id, held.event_id, uuid7_time(held.event_id))
+    if billed is None:
+        await _require_kept(session, held.event_id)
+        return None
+    return msgspec.structs.replace(await _posted(session, billed), id=generation_id, note=_CORRECTED)
+
+
+async def _require_kept(session: AsyncSession, event_id: UUID) -> None:
+    day = uuid7_time(event_id).astimezone(UTC).date()
+    if await usage_days.is_dropped(session, day):
+        raise errors.receipt_gone(day)
 
 
 async def _posted(session: AsyncSession, row: Row[Any]) -> Receipt:
@@ -171,11 +199,19 @@ async def _explained(session: AsyncSession, tenant_id: UUID, repeat: Receipt) ->
     return msgspec.structs.replace(repeat, note=note)
 
 
-def _quarantined(row: Row[Any]) -> Receipt:
+_NOTES = {
+    "quarantined": "The count of this generation is being checked; it is not charged meanwhile.",
+    "dismissed": "The count of this generation could not be right; it is not charged.",
+}
+_CORRECTED = "A person corrected the count of this generation before it was charged."
+
+
+def _not_billed(row: Row[Any]) -> Receipt:
     event: UsageEvent = decode(row.payload)
+    state = "quarantined" if row.action is None else "dismissed"
     return Receipt(
         event.id,
-        "quarantined",
+        state,
         event.model,
         event.endpoint,
         event.tier,
@@ -195,5 +231,5 @@ def _quarantined(row: Row[Any]) -> Receipt:
         event.project_id,
         event.key_id,
         None,
-        note="The count of this generation is being checked; it is not charged meanwhile.",
+        note=_NOTES[state],
     )

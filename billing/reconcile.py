@@ -31,6 +31,7 @@ async def books(sessions: Sessions) -> tuple[int, list[Difference]]:
     """
     async with transaction(sessions) as session:
         await verify_queries.freeze(session)
+        await verify_queries.read_all(session)
         rows = await closing_queries.sums(session)
     found = [
         Difference(

@@ -67,6 +67,7 @@ _FIRST_LIMIT = """coalesce((
     ORDER BY c.number LIMIT 1), '{}')"""
 _DECISION = ("state", "decided_by", "decided_at", "tx_id")
 _EXECUTION = ("state", "needs_approval", "executed_by", "executed_at", "finished_at")
+_DROPPING = ("state", "dropped_at", "seq", "events", "kept_sha256", "prev_hash", "hash")
 RECORDS = {
     "ledger_account": Record("ledger_account", _ID),
     "ledger_balance": Record(
@@ -83,6 +84,9 @@ RECORDS = {
     "rerating": Record("rerating", _ID, without=_EXECUTION),
     "rerating_tenant": Record("rerating_tenant", (("run_id", "uuid"), ("tenant_id", "uuid")), when="t.done"),
     "rerating_end": Record("rerating", _ID, when="t.state IN ('done', 'cancelled')"),
+    "usage_decision": Record("usage_decision", (("tenant_id", "uuid"), ("id", "uuid"))),
+    "usage_day": Record("usage_day", (("day", "date"),), without=_DROPPING),
+    "dropped day": Record("usage_day", (("day", "date"),), when="t.state = 'dropped'"),
     "ledger_period": Record("ledger_period", (("month", "date"),), when="t.state = 'closed'"),
 }
 

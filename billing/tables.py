@@ -208,3 +208,18 @@ class UsageQuarantineRow(Base):
     raw_usage: Mapped[str] = mapped_column(Text)
     payload: Mapped[bytes] = mapped_column(LargeBinary)
     quarantined_at: Mapped[datetime] = mapped_column(Instant)
+    seq: Mapped[int] = mapped_column(BigInteger)
+
+
+class UsageDecisionRow(Base):
+    """What an operator decided on a quarantined event."""
+
+    __tablename__ = "usage_decision"
+
+    tenant_id: Mapped[UUID] = mapped_column(primary_key=True)
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    action: Mapped[str] = mapped_column(Text)
+    event_id: Mapped[UUID | None]
+    reason: Mapped[str] = mapped_column(Text)
+    decided_by: Mapped[UUID]
+    decided_at: Mapped[datetime] = mapped_column(Instant)

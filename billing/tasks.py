@@ -13,10 +13,13 @@ from billing import (
     idempotency,
     lots,
     posting,
+    quarantine_queries,
     queries,
+    reconcile,
     rerating,
     rerating_post,
     seals,
+    usage_days,
     verify,
 )
 from core import outbox
@@ -29,6 +32,7 @@ from tenants import api_keys
 REFRESH_CREDIT = "billing.refresh_credit"
 RERATE_BATCHES = 50  # of one job: the worker has other work
 SEALS_MAX = 100  # of one run
+DIFFERENCES_LOGGED_MAX = 100
 KEY_USE_WINDOW = timedelta(hours=1)
 
 log = get_logger(__name__)
@@ -42,9 +46,25 @@ async def verify_ledger(context: TaskContext) -> None:
     """Add the books up again; a wrong row is an error in the log and a failed task in the figures."""
     async with transaction(context.sessions) as session:
         finding = await verify.verify(session, seals.load_anchor(context.settings.home))
+    context.figures.set("ledger_wrong", "1 when the last verification found a wrong row.", int(finding is not None))
+    context.figures.set(
+        "ledger_verified_seconds", "When the books were verified last.", context.clock.now_us() // 1_000_000
+    )
     if finding is not None:
         log.error("ledger.found_wrong", table=finding.table, row=finding.row, problem=finding.problem)
         raise LedgerWrongError(f"{finding.table} {finding.row}")
+
+
+async def reconcile_books(context: TaskContext) -> None:
+    """Compare events, rollups and ledger, and Valkey's figures with the ledger; a difference is an error in the log."""
+    _, found = await reconcile.books(context.sessions)
+    async with context.valkey() as client:
+        _, off = await reconcile.figures(context.sessions, client)
+    for one in (*found, *off)[:DIFFERENCES_LOGGED_MAX]:
+        log.error("ledger.differs", tenant_id=one.tenant_id.hex, problem=one.problem)
+    text = "Tenants whose events, rollups and ledger differ, by a pico or more."
+    context.figures.set("reconcile_books_wrong", text, len(found))
+    context.figures.set("reconcile_figures_wrong", "Credit figures in Valkey that are not the ledger's.", len(off))
 
 
 async def seal_ledger(context: TaskContext) -> None:
@@ -65,11 +85,30 @@ async def ensure_partitions(context: TaskContext) -> None:
     await posting.ensure_partitions(context.sessions, context.clock)
 
 
+async def drop_usage_days(context: TaskContext) -> None:
+    """Drop the usage events that the policy no longer keeps; days that must stay are told in the log."""
+    keep_days = context.settings.retention.usage_days
+    _, staying, wrong = await usage_days.drop_due(context.sessions, context.clock.now(), keep_days, "policy")
+    for one in staying:
+        log.info("usage.day_stays", day=f"{one.day}", why=one.hindrance)
+    if wrong is not None:
+        raise LedgerWrongError(f"{wrong.table} {wrong.row}")
+
+
 async def note_key_use(context: TaskContext) -> None:
     """Tell the tenants' keys when they were used last, to the minute."""
     async with transaction(context.sessions) as session:
         uses = await queries.last_uses(session, context.clock.now() - KEY_USE_WINDOW)
         await api_keys.mark_used(session, uses)
+
+
+async def watch_quarantine(context: TaskContext) -> None:
+    """Show how much usage waits in quarantine for a decision, and for how long."""
+    async with transaction(context.sessions) as session:
+        waiting = await quarantine_queries.waiting(session)
+    age_s = 0 if waiting.since is None else (context.clock.now() - waiting.since) // timedelta(seconds=1)
+    context.figures.set("quarantine_waiting", "Usage events in quarantine that nobody decided on.", waiting.events)
+    context.figures.set("quarantine_oldest_seconds", "How long the oldest of them waits.", age_s)
 
 
 async def expire_credit(context: TaskContext) -> None:
@@ -125,10 +164,13 @@ async def _rerate(context: TaskContext, session: AsyncSession, arguments: Mappin
 
 TASKS: tuple[Task, ...] = (
     Periodic("billing.verify_ledger", verify_ledger, every_s=3600, timeout_s=1800),
+    Periodic("billing.reconcile_books", reconcile_books, every_s=3600, timeout_s=600),
     Periodic("billing.seal_ledger", seal_ledger, every_s=300),
     Periodic("billing.ensure_partitions", ensure_partitions, every_s=3600),
+    Periodic("billing.drop_usage_days", drop_usage_days, every_s=21_600, timeout_s=3600),
     Periodic("billing.note_key_use", note_key_use, every_s=300),
     Periodic("billing.forget_repeats", idempotency.forget, every_s=3600),
+    Periodic("billing.watch_quarantine", watch_quarantine, every_s=60),
     Periodic("billing.expire_credit", expire_credit, every_s=60, timeout_s=50),
     Periodic("billing.clamp_budgets", clamp_budgets, every_s=60, timeout_s=50),
     Job(REFRESH_CREDIT, _refresh_credit, timeout_s=10),

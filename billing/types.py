@@ -88,6 +88,7 @@ class CountSource(StrEnum):
 
     ENGINE = "engine"
     GATEWAY = "gateway"  # output deltas relayed, prompt tokens estimated or counted by the engine
+    OPERATOR = "operator"  # a person, of an event that had been in quarantine
 
 
 class UsageEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -3,13 +3,21 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from datetime import date
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import periods, seals, verify_queries, verify_rerating
+from billing import (
+    day_chain,
+    periods,
+    seals,
+    usage_day_queries,
+    verify_queries,
+    verify_rerating,
+    verify_usage_queries,
+)
 from billing.price_table import VersionPrices, content_sha256
 from billing.seals import SealHead
 from billing.spool_format import decode
@@ -18,6 +26,8 @@ from core.db import create_engine, create_sessions, transaction
 from core.errors import PlatformError
 from core.settings import Settings
 from core.tiers import Tier
+
+Tell = Callable[[str], None]
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -28,31 +38,52 @@ class Finding(msgspec.Struct, frozen=True):
     problem: str
 
 
-async def verify(session: AsyncSession, anchor: SealHead | None = None) -> Finding | None:
+def _quiet(_: str) -> None:
+    """Say nothing."""
+
+
+async def verify(session: AsyncSession, anchor: SealHead | None = None, tell: Tell = _quiet) -> Finding | None:
     """Return the first wrong row, or None when all is right. Takes the transaction for itself, from its beginning.
 
-    What seals cover against them, and these against the anchor; closed months; then price versions against their
-    hashes; every event and every re-rating of one rated again; transfers against accounts, kinds and what was asked
-    for; balances against transfers and bounds; debits against credits; events against transfers and rollups;
-    quarantined events against what the gateway wrote; as many transactions as each tenant had.
+    Memory is bounded here and in Postgres, however large the books. `tell` is given a line for each step.
     """
     await verify_queries.freeze(session)
+    return await check(session, anchor, tell)
+
+
+async def check(session: AsyncSession, anchor: SealHead | None = None, tell: Tell = _quiet) -> Finding | None:
+    """Do the same in a transaction that looks at one instant.
+
+    What seals cover against them, and these against the anchor; closed months; days that were dropped; then price
+    versions against their hashes; every event and every re-rating of one rated again; transfers against accounts, kinds and what was asked for;
+    balances against transfers and bounds; debits against credits; events against transfers and rollups; quarantined
+    events against what the gateway wrote and what was decided; as many transactions as each tenant had.
+    """
+    tell("seals and closed months")
     altered = await _sealed(session, anchor)
     if altered is not None:
         return altered
+    tell("price versions")
     finding, prices = await _price_versions(session)
     if finding is not None:
         return finding
-    misrated = await _rates(session, prices)
-    if misrated is not None:
-        return Finding("usage_event", misrated.row, misrated.problem)
+    tell("usage_rerating")
     wrong_line = await verify_rerating.first_misrated(session, prices)
     if wrong_line is not None:
         return Finding("usage_rerating", *wrong_line)
-    for check in verify_queries.CHECKS:
-        wrong = await verify_queries.first_wrong(session, check)
+    await verify_queries.read_all(session)
+    finding, admitted = await _rates(session, prices, tell)
+    if finding is not None:
+        return finding
+    for name in verify_queries.CHECKS:
+        tell(name)
+        wrong = await verify_queries.first_wrong(session, name)
         if wrong is not None:
-            return Finding(check, wrong.row, wrong.problem)
+            return Finding(name, wrong.row, wrong.problem)
+    finding = await _usage(session, admitted, tell)
+    if finding is not None:
+        return finding
+    tell("usage_quarantine")
     return await _quarantine(session)
 
 
@@ -64,7 +95,8 @@ async def _sealed(session: AsyncSession, anchor: SealHead | None) -> Finding | N
     changed = await periods.first_changed(session)
     if changed is not None:
         return Finding("ledger_period", f"{changed.month:%Y-%m}", "its trial balance is not what it was when it closed")
-    return None
+    dropped = await day_chain.first_broken(session)
+    return None if dropped is None else Finding("usage_day", *dropped)
 
 
 async def _price_versions(session: AsyncSession) -> tuple[Finding | None, dict[UUID, VersionPrices]]:
@@ -83,14 +115,43 @@ async def _price_versions(session: AsyncSession) -> tuple[Finding | None, dict[U
     return None, prices
 
 
-async def _rates(session: AsyncSession, prices: dict[UUID, VersionPrices]) -> Row[tuple[str, str]] | None:
-    schedules: list[tuple[UUID, UUID, PriceSchedule]] = []
-    for offer in await verify_queries.priced_offers(session):
-        version = prices.get(offer.price_version_id)
-        schedule = version.schedule(offer.model_id, Tier(offer.tier), offer.tenant_id) if version else None
-        if schedule is not None:
-            schedules.append((offer.tenant_id, offer.model_id, schedule))
-    return await verify_queries.first_misrated(session, schedules)
+async def _rates(
+    session: AsyncSession, prices: dict[UUID, VersionPrices], tell: Tell
+) -> tuple[Finding | None, dict[date, list[date]]]:
+    """Rate every event again, day by day; also return per UTC day of admission the days whose events were admitted."""
+    admitted: dict[date, list[date]] = {}
+    days = await usage_day_queries.days(session)
+    for number, day in enumerate(days, 1):
+        tell(f"usage_event of {day}, day {number} of {len(days)}")
+        schedules: dict[tuple[UUID, UUID, Tier, UUID], PriceSchedule] = {}
+        for offer in await verify_usage_queries.offers(session, day):
+            if day not in admitted.setdefault(offer.admitted_on, []):
+                admitted[offer.admitted_on].append(day)
+            version = prices.get(offer.price_version_id)
+            schedule = version.schedule(offer.model_id, Tier(offer.tier), offer.tenant_id) if version else None
+            if schedule is not None:
+                schedules[offer.tenant_id, offer.model_id, schedule.tier, schedule.price_version_id] = schedule
+        rated = [(tenant, model, schedule) for (tenant, model, _, _), schedule in schedules.items()]
+        wrong = await verify_usage_queries.first_misrated(session, day, rated)
+        if wrong is not None:
+            return Finding("usage_event", wrong.row, wrong.problem), {}
+    return None, admitted
+
+
+async def _usage(session: AsyncSession, admitted: dict[date, list[date]], tell: Tell) -> Finding | None:
+    """Events, and what is kept of dropped ones, against transactions and rollups."""
+    tell("usage_event and ledger_transfer")
+    unmoved = await verify_usage_queries.first_unmoved(session)
+    if unmoved is not None:
+        return Finding(unmoved.table, unmoved.row, unmoved.problem)
+    kept = await verify_usage_queries.kept_dates(session)
+    dates = sorted(await verify_usage_queries.rollup_dates(session) | kept | admitted.keys())
+    for number, on in enumerate(dates, 1):
+        tell(f"usage_rollup of {on}, day {number} of {len(dates)}")
+        wrong = await verify_usage_queries.first_unrolled(session, on, admitted.get(on, []), with_kept=on in kept)
+        if wrong is not None:
+            return Finding("usage_rollup", wrong.row, wrong.problem)
+    return None
 
 
 async def _quarantine(session: AsyncSession) -> Finding | None:
@@ -111,18 +172,24 @@ def _to_stdout(line: str) -> None:
     sys.stdout.write(line + "\n")
 
 
-def main(settings: Settings, say: Callable[[str], None] = _to_stdout) -> int:
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"verify: {line}\n")
+    sys.stderr.flush()
+
+
+def main(settings: Settings, say: Callable[[str], None] = _to_stdout, tell: Tell = _to_stderr) -> int:
     """Verify the books of an installation; returns the exit status, 0 when all is right."""
 
-    async def check() -> tuple[Finding | None, dict[str, int]]:
+    async def work() -> tuple[Finding | None, dict[str, int]]:
         engine = create_engine(settings.database)
         try:
             async with transaction(create_sessions(engine)) as session:
-                return await verify(session, seals.load_anchor(settings.home)), await verify_queries.counts(session)
+                found = await verify(session, seals.load_anchor(settings.home), tell)
+                return found, await verify_queries.counts(session)
         finally:
             await engine.dispose()
 
-    finding, counts = asyncio.run(check())
+    finding, counts = asyncio.run(work())
     if finding is not None:
         say(f"wrong: {finding.table}: {finding.row}: {finding.problem}")
         return 1

@@ -3,7 +3,7 @@
 They repeat in SQL what the code computes in Python, on purpose: two ways to one figure, which must agree.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -12,11 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import price_queries, verify_rerating_queries
 from billing.price_table import PublishedVersion, VersionPrices
-from billing.types import PriceSchedule, PriceStep
 from core.money import Currency
 
 PAGE = 1000
-BIGINT_MAX = 2**63 - 1
+WORK_MEM = "48MB"  # of each sort, twice as much of each hash
 
 # name of the table → statement; columns are row (text) and problem (text)
 _CHECKS = {
@@ -212,95 +211,44 @@ _CHECKS = {
         LEFT JOIN (SELECT tenant_id, count(*) AS n FROM ledger_tx GROUP BY tenant_id) x ON x.tenant_id = p.tenant_id
         WHERE p.version <> 1 + coalesce(x.n, 0) ORDER BY p.tenant_id LIMIT 1
     """,
-    "usage_event": """
-        SELECT e.id::text AS row, 'its day, tenant, currency or transaction does not fit' AS problem
-        FROM usage_event e
-        LEFT JOIN billing_profile p ON p.tenant_id = e.tenant_id
-        LEFT JOIN ledger_tx x ON x.id = e.tx_id AND x.tenant_id = e.tenant_id AND x.kind = 'usage'
-        WHERE x.id IS NULL OR p.currency IS DISTINCT FROM e.currency
-           OR e.day IS DISTINCT FROM (uuid_extract_timestamp(e.id) AT TIME ZONE 'UTC')::date
-        ORDER BY e.id LIMIT 1
-    """,
-    "usage_event and ledger_transfer": """
-        SELECT x.id::text AS row,
-               'its events come to ' || coalesce(e.amount, 0) || ' and ' || coalesce(e.min_charge, 0)
-               || ' of minimum charges, its transfers to ' || coalesce(t.amount, 0) || ' and '
-               || coalesce(t.min_charge, 0) AS problem
-        FROM ledger_tx x
-        LEFT JOIN (SELECT tx_id, sum(amount_pico - min_charge_pico) AS amount, sum(min_charge_pico) AS min_charge
-                   FROM usage_event GROUP BY tx_id) e ON e.tx_id = x.id
-        LEFT JOIN (SELECT r.tx_id, sum(r.amount) FILTER (WHERE a.code = 'revenue.usage') AS amount,
-                          sum(r.amount) FILTER (WHERE a.code = 'revenue.min_charge') AS min_charge
-                   FROM ledger_transfer r JOIN ledger_account a ON a.id = r.credit_account
-                   WHERE a.code IN ('revenue.usage', 'revenue.min_charge') GROUP BY r.tx_id) t ON t.tx_id = x.id
-        WHERE x.kind = 'usage' AND (coalesce(e.amount, 0), coalesce(e.min_charge, 0))
-                                   <> (coalesce(t.amount, 0), coalesce(t.min_charge, 0))
-        ORDER BY x.id LIMIT 1
-    """,
-    "usage_rollup": """
-        WITH events AS (
-            SELECT tenant_id, date_trunc('minute', admitted_at, 'UTC') AS minute, project_id, key_id, model_id, model,
-                   endpoint, tier, outcome, price_version_id, min(currency) AS currency, count(*)::numeric AS requests,
-                   sum(input_uncached) AS input_uncached, sum(input_cached) AS input_cached,
-                   sum(input_cache_write) AS input_cache_write, sum(output) AS output, sum(reasoning) AS reasoning,
-                   sum(amount_pico) AS amount_pico, sum(min_charge_pico) AS min_charge_pico
-            FROM usage_event GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
-        )
-        SELECT 'tenant ' || tenant_id || ' minute ' || minute || ' model ' || model AS row,
-               'it says ' || coalesce(r.amount_pico::text, 'nothing') || ' for ' || coalesce(r.requests, 0)
-               || ' requests, the events come to ' || coalesce(e.amount_pico::text, 'nothing') || ' for '
-               || coalesce(e.requests, 0) || ', or tokens differ' AS problem
-        FROM usage_rollup r FULL JOIN events e USING
-            (tenant_id, minute, project_id, key_id, model_id, model, endpoint, tier, outcome, price_version_id)
-        WHERE (r.currency, r.requests, r.input_uncached, r.input_cached, r.input_cache_write, r.output, r.reasoning,
-               r.amount_pico, r.min_charge_pico) IS DISTINCT FROM
-              (e.currency, e.requests, e.input_uncached, e.input_cached, e.input_cache_write, e.output, e.reasoning,
-               e.amount_pico, e.min_charge_pico)
-        ORDER BY tenant_id, minute LIMIT 1
+    # What an operator billed is an event; what an operator counted was decided on.
+    "usage_decision": """
+        SELECT coalesce(d.event_id, d.id, e.id)::text AS row,
+               'a decision has no event or no quarantined usage of its own, or an event no decision' AS problem
+        FROM (SELECT d.*, count(*) OVER (PARTITION BY d.event_id) AS times, q.id IS NOT NULL AS held,
+                     EXISTS (SELECT FROM usage_day u WHERE u.state = 'dropped'
+                             AND u.day = (uuid_extract_timestamp(d.event_id) AT TIME ZONE 'UTC')::date) AS dropped
+              FROM usage_decision d LEFT JOIN usage_quarantine q ON q.tenant_id = d.tenant_id AND q.id = d.id) d
+        FULL JOIN (SELECT id, tenant_id FROM usage_event WHERE count_source = 'operator') e
+            ON e.id = d.event_id AND e.tenant_id = d.tenant_id
+        WHERE NOT coalesce(d.held AND CASE d.action
+            WHEN 'billed' THEN d.times = 1 AND (e.id IS NOT NULL OR d.dropped)
+            WHEN 'dismissed' THEN d.event_id IS NULL END, false)
+        ORDER BY 1 LIMIT 1
     """,
 }
 _CHECKS |= verify_rerating_queries.CHECKS
 CHECKS = tuple(_CHECKS)
 
-# A schedule is a row per step: it holds for more than `above` input tokens, up to `up_to`.
-_RERATE = """
-    WITH schedule AS (
-        SELECT * FROM unnest(CAST(:version AS uuid[]), CAST(:model AS uuid[]), CAST(:tier AS smallint[]),
-            CAST(:tenant AS uuid[]), CAST(:currency AS text[]), CAST(:above AS bigint[]), CAST(:up_to AS bigint[]),
-            CAST(:input AS numeric[]), CAST(:cached AS numeric[]), CAST(:cache_write AS numeric[]),
-            CAST(:output AS numeric[]), CAST(:reasoning AS numeric[]), CAST(:request AS numeric[]),
-            CAST(:minimum AS numeric[]))
-            AS s (version, model, tier, tenant, currency, above, up_to, input, cached, cache_write, output, reasoning,
-                  request, minimum)
-    ), priced AS (
-        SELECT e.id, e.amount_pico, e.min_charge_pico, e.currency = s.currency AS fits, s.minimum, CASE
-            WHEN e.outcome NOT IN ('completed', 'client_abort') THEN NULL
-            WHEN e.outcome = 'client_abort' AND e.output + e.reasoning = 0 THEN NULL
-            WHEN e.input_uncached + e.input_cached + e.input_cache_write + e.output + e.reasoning = 0 THEN NULL
-            ELSE e.input_uncached * s.input + e.input_cached * s.cached + e.input_cache_write * s.cache_write
-                 + e.output * s.output + e.reasoning * s.reasoning + s.request END AS usage_pico
-        FROM usage_event e LEFT JOIN schedule s
-          ON s.version = e.price_version_id AND s.model = e.model_id AND s.tier = e.tier AND s.tenant = e.tenant_id
-             AND e.input_uncached + e.input_cached + e.input_cache_write > s.above
-             AND e.input_uncached + e.input_cached + e.input_cache_write <= s.up_to
-    ), rated AS (
-        SELECT id, amount_pico, min_charge_pico, fits,
-               CASE WHEN usage_pico IS NULL THEN 0 ELSE greatest(usage_pico, minimum) END AS right_pico,
-               CASE WHEN usage_pico < minimum THEN minimum - usage_pico ELSE 0 END AS right_min_pico
-        FROM priced
-    )
-    SELECT id::text AS row, CASE WHEN fits IS NULL THEN 'its price version has no price for it' ELSE
-           'it is billed ' || amount_pico || ' pico with a minimum charge of ' || min_charge_pico
-           || ', its price version gives ' || right_pico || ' with ' || right_min_pico END AS problem
-    FROM rated
-    WHERE (amount_pico, min_charge_pico) IS DISTINCT FROM (right_pico, right_min_pico) OR NOT coalesce(fits, false)
-    ORDER BY id LIMIT 1
-"""
 
-
-async def freeze(session: AsyncSession) -> None:
+async def freeze(session: AsyncSession, *, read_only: bool = True) -> None:
     """Look at one instant of the database for the whole transaction, however long it takes."""
-    await session.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"))
+    access = "READ ONLY" if read_only else "READ WRITE"
+    await session.execute(text(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, {access}"))
+    await allow_time(session)
+
+
+async def read_all(session: AsyncSession) -> None:
+    """From here on whole tables are added up: no plan that looks rows up one by one is right, however few are expected.
+
+    Memory is bounded: a sort or hash beyond `WORK_MEM` goes to disk.
+    """
+    for setting in ("enable_nestloop = off", f"work_mem = '{WORK_MEM}'"):
+        await session.execute(text(f"SET LOCAL {setting}"))
+
+
+async def allow_time(session: AsyncSession) -> None:
+    """Let a statement of this transaction take as long as large books need."""
     await session.execute(text("SET LOCAL statement_timeout = '1h'"))
 
 
@@ -329,42 +277,6 @@ async def version_facts(session: AsyncSession, row: Row[Any]) -> PublishedVersio
     items = tuple(await price_queries.items(session, row.id))
     discounts = tuple(await price_queries.discounts(session, row.id))
     return PublishedVersion(row.id, row.book_id, Currency(row.currency), row.effective_at, items, discounts)
-
-
-async def priced_offers(session: AsyncSession) -> Sequence[Row[Any]]:
-    """Return the distinct price version, model, tier and tenant of all events."""
-    statement = "SELECT DISTINCT price_version_id, model_id, tier, tenant_id FROM usage_event"
-    return (await session.execute(text(statement))).all()
-
-
-async def first_misrated(
-    session: AsyncSession, schedules: Sequence[tuple[UUID, UUID, PriceSchedule]]
-) -> Row[Any] | None:
-    """Rate all events again at `schedules` (tenant, model, prices); return the first whose amount differs."""
-    bands = [(tenant, model, s, band) for tenant, model, s in schedules for band in _bands(s)]
-    values: Mapping[str, list[Any]] = {
-        "tenant": [tenant for tenant, _, _, _ in bands],
-        "model": [model for _, model, _, _ in bands],
-        "version": [s.price_version_id for _, _, s, _ in bands],
-        "tier": [int(s.tier) for _, _, s, _ in bands],
-        "currency": [s.currency.value for _, _, s, _ in bands],
-        "above": [above for _, _, _, (above, _, _) in bands],
-        "up_to": [up_to for _, _, _, (_, up_to, _) in bands],
-        "input": [unit.input for _, _, _, (_, _, unit) in bands],
-        "cached": [unit.cached_input for _, _, _, (_, _, unit) in bands],
-        "cache_write": [unit.cache_write for _, _, _, (_, _, unit) in bands],
-        "output": [unit.output for _, _, _, (_, _, unit) in bands],
-        "reasoning": [unit.reasoning for _, _, _, (_, _, unit) in bands],
-        "request": [s.request for _, _, s, _ in bands],
-        "minimum": [s.minimum for _, _, s, _ in bands],
-    }
-    return (await session.execute(text(_RERATE), dict(values))).first()
-
-
-def _bands(s: PriceSchedule) -> list[tuple[int, int, PriceSchedule | PriceStep]]:
-    """Return for each set of unit prices more than how many input tokens, and up to how many, it is for."""
-    starts = [-1, *(step.above for step in s.steps)]
-    return list(zip(starts, [*starts[1:], BIGINT_MAX], (s, *s.steps), strict=True))
 
 
 async def quarantine_after(session: AsyncSession, tenant_id: UUID, event_id: UUID) -> Sequence[Row[Any]]:

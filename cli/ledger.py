@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from datetime import date, datetime
 from pathlib import Path
 
-from billing import periods, reconcile, seals
+from billing import periods, reconcile, seals, usage_days
 from cli import screen
 from cli.books import database
 from core.clock import SystemClock
@@ -116,6 +116,29 @@ def close(home: Path, month: date) -> int:
             audit.record(session, SYSTEM, "ledger.close", details={"month": f"{month:%Y-%m}", "by": "tidegate ledger"})
         digest = (done.trial_balance_sha256 or b"").hex()
         screen.say(f"{month:%Y-%m} is closed; its trial balance has the sha256 {digest}")
+        return 0
+
+    return _run(home, work)
+
+
+def drop_days(home: Path, keep_days: int | None) -> int:
+    """Drop the usage events of days that are not kept any longer; 1 when the books are wrong, and then none."""
+
+    async def work(settings: Settings, sessions: Sessions) -> int:
+        kept = settings.retention.usage_days if keep_days is None else keep_days
+        if not kept:
+            screen.say("Usage events are kept for ever (TIDEGATE_RETENTION__USAGE_DAYS is 0).")
+            return 0
+        dropped, staying, wrong = await usage_days.drop_due(sessions, SystemClock().now(), kept, "tidegate ledger")
+        if wrong is not None:
+            screen.say(f"wrong: {wrong.table}: {wrong.row}: {wrong.problem}. Nothing was dropped.")
+            return 1
+        for gone in dropped:
+            screen.say(f"{gone.day}  dropped  {gone.events:,} events, {gone.hash.hex()}")
+        for one in staying:
+            screen.say(f"{one.day}  stays    {one.hindrance}")
+        if not dropped and not staying:
+            screen.say(f"No day is older than {kept} days.")
         return 0
 
     return _run(home, work)

@@ -150,6 +150,16 @@ def _add_ledger_close(
     close = actions.add_parser("close", parents=[home], help="close a month for good")
     close.add_argument("month", type=_month, metavar="MONTH", help="a month that is over (UTC), e.g. 2026-10")
     close.set_defaults(command=_ledger("close", "month"))
+    drop = actions.add_parser(
+        "drop-days",
+        parents=[home],
+        help="drop single usage events that are not kept any longer",
+        description="Drop the usage events of days older than the policy keeps (TIDEGATE_RETENTION__USAGE_DAYS), whose "
+        "month is closed and sealed, once the whole of the books is verified. Sums by minute, the ledger and what "
+        "verifies them stay. The worker does the same once a day.",
+    )
+    drop.add_argument("--keep-days", type=_days, metavar="DAYS", help="keep this many instead of the policy's")
+    drop.set_defaults(command=_ledger("drop_days", "keep_days"))
     write_off = actions.add_parser(
         "write-off",
         parents=[home],
@@ -165,6 +175,13 @@ def _month(text: str) -> date:
     from cli.ledger import month_of
 
     return month_of(text)
+
+
+def _days(text: str) -> int:
+    days = int(text)
+    if days < 1:
+        raise ValueError("at least a day is kept")
+    return days
 
 
 def _ledger(action: str, *names: str) -> Callable[[argparse.Namespace], int]:

@@ -14,6 +14,7 @@ class ErrorKind(StrEnum):
     FORBIDDEN = "forbidden"  # 403: policy
     NOT_FOUND = "not_found"  # 404
     CONFLICT = "conflict"  # 409
+    GONE = "gone"  # 410: it was there and is no longer kept
     TOO_LARGE = "too_large"  # 413
     RATE_LIMITED = "rate_limited"  # 429: the caller's own limit
     INTERNAL = "internal"  # 500

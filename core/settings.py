@@ -143,6 +143,8 @@ class Retention(_Group):
     """How long what is no longer needed is kept."""
 
     closed_tenant_days: int = 90  # people's data of a closed tenant; its books and usage stay
+    # Single usage events; sums by minute and the ledger stay. 0: for ever. A day goes when its month is closed.
+    usage_days: int = Field(0, ge=0, le=36_500)
 
 
 class Books(_Group):

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from api.deps import CurrentCaller, CurrentServices, GenerationId, ReadSession
 from api.guard import GuardedRoute
-from api.schemas import CurrencyCode, Output, TierName
+from api.schemas import CurrencyCode, Output, TierName, problems
 from billing import receipts
 from billing.receipts import Receipt
 from core.ids import IdKind, format_id
@@ -48,7 +48,7 @@ class ReceiptOut(Output):
     """What a generation cost, by part; the lines add up to `amount` exactly."""
 
     id: str
-    state: Literal["posted", "quarantined"]
+    state: Literal["posted", "quarantined", "dismissed"]
     model: str
     endpoint: str
     tier: TierName
@@ -145,13 +145,14 @@ def _may_read(principal: Principal, rights: Rights, receipt: Receipt) -> bool:
             "model": PendingOut,
             "description": "It runs, or its usage is not posted yet; ask again.",
             "headers": {"Retry-After": {"schema": {"type": "integer", "minimum": 1}}},
-        }
+        },
+        **problems(410),
     },
 )
 async def get_generation(
     generation_id: GenerationId, caller: CurrentCaller, session: ReadSession, services: CurrentServices
 ) -> ReceiptOut | JSONResponse:
-    """Answer 200 once it is in the books, 202 while it is on its way there.
+    """Answer 200 once it is in the books, 202 while it is on its way there, 410 when its day is no longer kept.
 
     A key without the scope `usage.read` reads the receipts of its own calls only, and one with it those of the projects
     whose usage its owner may see.

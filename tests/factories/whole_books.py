@@ -7,7 +7,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
-from billing import adjustments, ledger, periods, price_book, seals
+from billing import adjustments, ledger, periods, price_book, quarantine, seals, usage_days
 from billing.credits import top_up
 from billing.lots import Grant, LotSource
 from billing.metrics import poster_metrics
@@ -24,13 +24,14 @@ from tests.factories import billing as make
 from tests.factories import lots as credit
 from tests.factories import rerating
 
+SEPTEMBER = (datetime(2025, 9, 20, 12, tzinfo=UTC), datetime(2025, 9, 21, 23, 59, 59, tzinfo=UTC))
 OCTOBER = datetime(2025, 10, 5, 12, tzinfo=UTC)
 EXPIRY = datetime(2025, 10, 20, tzinfo=UTC)
 NOVEMBER = datetime(2025, 11, 3, 12, tzinfo=UTC)
 
 
 async def write(sessions: Sessions) -> None:
-    """Prices, accounts, every posting there is, an October that is closed, and seals over all of it."""
+    """Prices, accounts, every posting there is, an October that is closed, dropped days, and seals over all of it."""
     tenants = [new_uuid(), new_uuid()]
     prices = await _prices(sessions, tenants[0])
     async with transaction(sessions) as session:
@@ -41,6 +42,7 @@ async def write(sessions: Sessions) -> None:
         async with transaction(sessions) as session:
             await top_up(session, tenants[0], parse_pico("3"), idempotency_key=key, actor="operator", note="paid")
     for tenant_id in tenants:
+        await posting.post([event for at in SEPTEMBER for event in _usage(tenant_id, prices, at)[:-1]])
         await _given(sessions, tenant_id)
         await posting.post(_usage(tenant_id, prices, OCTOBER))
         await credit.expire(sessions, tenant_id, EXPIRY + timedelta(days=1))
@@ -48,7 +50,11 @@ async def write(sessions: Sessions) -> None:
     await periods.close(sessions, date(2025, 10, 1), NOVEMBER)
     for tenant_id in tenants:
         await posting.post([*_usage(tenant_id, prices, OCTOBER), *_usage(tenant_id, prices, NOVEMBER)])
+        await _decided(sessions, tenant_id)
     await _rerated(sessions, prices)
+    await _seal(sessions)
+    dropped, _, wrong = await usage_days.drop_due(sessions, NOVEMBER, 40, "test")
+    assert ([day.events for day in dropped], wrong) == ([18, 18], None)
     await _seal(sessions)
 
 
@@ -116,6 +122,16 @@ def _usage(tenant_id: UUID, prices: VersionPrices, at: datetime) -> list[UsageEv
     events.append(make.event(tenant_id, s, amount_pico=1, event_id=_id(at)))
     us = int(at.timestamp()) * 1_000_000
     return [msgspec.structs.replace(event, admitted_at_us=us, ended_at_us=us + 9_000_000) for event in events]
+
+
+async def _decided(sessions: Sessions, tenant_id: UUID) -> None:
+    """Of what is in quarantine one is billed after all, and one dismissed."""
+    async with transaction(sessions) as session:
+        found = await quarantine.search(session, tenant_id, limit=3)
+        await quarantine.bill(
+            session, tenant_id, found[0].id, make.USAGE, reason="counted", by=credit.ASKER, now=NOVEMBER
+        )
+        await quarantine.dismiss(session, tenant_id, found[1].id, reason="a test", by=credit.OTHER, now=NOVEMBER)
 
 
 def _id(at: datetime) -> UUID:

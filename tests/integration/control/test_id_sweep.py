@@ -3,15 +3,23 @@
 import re
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from api.permissions import MY_TENANT, RULES, TENANT, CallerKind
 from billing import ledger
+from billing.metrics import poster_metrics
+from billing.posting import Posting
+from billing.types import PriceSchedule
 from core import db
-from core.ids import IdKind, parse_id
+from core.clock import SystemClock
+from core.ids import IdKind, format_id, new_uuid, parse_id
 from core.money import Currency
+from core.tiers import Tier
 from tenants.types import Role
+from tests.factories import billing as make
 from tests.factories.people import member
 from tests.factories.tenants import Customer, customer
 from tests.integration.control.conftest import Client
@@ -29,6 +37,7 @@ VALUES: Mapping[str, Any] = {
     "overlap_s": 0,
     "reason": "because",
     "role": "viewer",
+    "usage": {},
 }
 
 
@@ -82,7 +91,20 @@ async def _money(admin: Client, sessions: db.Sessions, tenant: str) -> Ids:
     grant = {"amount": "5000", "source": "promo", "note": "n"}
     given = await admin.post(f"{base}/grants", grant, headers=key)
     assert (paid.status_code, given.status_code) == (201, 202), (paid.text, given.text)
-    return {"transaction_id": paid.json()["transaction_id"], "adjustment_id": given.json()["id"]}
+    return {
+        "transaction_id": paid.json()["transaction_id"],
+        "adjustment_id": given.json()["id"],
+        "generation_id": format_id(IdKind.GENERATION, await _quarantined(sessions, tenant)),
+    }
+
+
+async def _quarantined(sessions: db.Sessions, tenant: str) -> UUID:
+    """Keep one event of the tenant from billing; returns its id."""
+    schedule = PriceSchedule(new_uuid(), Currency.USD, Tier.STANDARD, 1, 1, 1, 1, 1)
+    event = make.event(parse_id(IdKind.TENANT, tenant), schedule, quarantine="odd")
+    posting = Posting(sessions, SystemClock(), poster_metrics(CollectorRegistry()))
+    assert [posted.quarantined for posted in await posting.post([event])] == [1]
+    return event.id
 
 
 @pytest.fixture
