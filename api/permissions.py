@@ -173,6 +173,7 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("POST", f"{ADJUSTMENT}/approve"): _operator(Op.CREDIT_WRITE, "adjustment.approve"),
         ("POST", f"{ADJUSTMENT}/decline"): _operator(Op.CREDIT_WRITE, "adjustment.decline"),
         ("GET", f"{ADMIN}/adjustments"): _operator(Op.USAGE_READ),
+        ("GET", f"{ADMIN}/spools"): _operator(Op.LEDGER_READ),
         ("GET", f"{ADMIN}/quarantine"): _operator(Op.USAGE_READ),
         ("GET", QUARANTINED): _operator(Op.USAGE_READ),
         ("POST", f"{QUARANTINED}/bill"): _operator(Op.CREDIT_WRITE, "quarantine.bill"),

@@ -2,7 +2,8 @@
 
 `python -m bench.verify_ledger [--events 10000000] [--tenants 500] [--batch 25] [--days 3]` makes a book of that many
 usage events, `batch` of one tenant to a transaction, with the tables, triggers and sums that posting has; seals it;
-verifies it; prints JSON. Memory is the largest seen: this process, and all of Postgres without what it shares.
+verifies it; prints JSON, progress on standard error. Memory is the largest seen: this process, and all of Postgres
+without what it shares. CPU is of both; beside other work it says more than the time.
 """
 
 import argparse
@@ -53,7 +54,10 @@ PREPARE = (
 )
 # Event n belongs to batch n / 5000; a batch has 5000 / %(batch)s transactions of as many tenants.
 FILL = """
-    INSERT INTO usage_event ({columns})
+    INSERT INTO usage_event (id, tenant_id, day, tx_id, project_id, key_id, model_id, version_id, deployment_id,
+        price_version_id, model, endpoint, tier, currency, outcome, count_source, stream, http_status, input_uncached,
+        input_cached, input_cache_write, output, reasoning, amount_pico, min_charge_pico, admitted_at, ended_at,
+        queue_us, ttft_us, upstream_id)
     SELECT fill_id(at, n), t.tenant_id, (at AT TIME ZONE 'UTC')::date,
            fill_id(at - (n %% 5000) * %(gap)s::interval - interval '1 second', 100000000000 + tx),
            t.tenant_id, t.tenant_id, p.model_id, p.model_id, p.model_id, p.version_id, 'demo', 'chat', 1, 'USD',
@@ -61,7 +65,7 @@ FILL = """
            0, 50 + n %% 13, n %% 3,
            CASE WHEN n %% 50 = 0 THEN 0
                 ELSE (100 + n %% 50) * 2000000 + n %% 7 * 200000 + (50 + n %% 13 + n %% 3) * 6000000 END,
-           at, at + interval '900 ms', 100, 20000, 'up-' || n
+           0, at, at + interval '900 ms', 100, 20000, 'up-' || n
     FROM (SELECT n, %(start)s::timestamptz + n * %(gap)s::interval AS at,
                  n / 5000 * %(per_batch)s + n %% %(per_batch)s AS tx
           FROM generate_series(%(first)s::bigint, %(last)s::bigint) n) s
@@ -93,6 +97,17 @@ KEEP_BOOKS = (
     "UPDATE billing_profile p SET version = 1 + (SELECT count(*) FROM ledger_tx x WHERE x.tenant_id = p.tenant_id)",
     "DROP TABLE fill_tx",
 )
+
+
+def cpu_seconds(root: Any) -> float:
+    """Return what a tree of processes and this one have used, also those of them that ended."""
+    used = sum(root.cpu_times()[:4])
+    for process in root.children(recursive=True):
+        try:
+            used += sum(process.cpu_times()[:2])
+        except psutil.Error:
+            continue
+    return float(used) + time.process_time()
 
 
 class Memory:
@@ -149,13 +164,13 @@ def fill(owner: psycopg.Connection, options: argparse.Namespace) -> None:
         "per_batch": 5000 // options.batch,
         "tenants": options.tenants,
     }
-    statement = FILL.format(columns=posting_queries.EVENT_COLUMNS)
     for first in range(0, options.events, EVENTS_PER_STEP):
         last = min(first + EVENTS_PER_STEP, options.events) - 1
-        owner.execute(statement, {**values, "first": first, "last": last})
+        owner.execute(FILL, {**values, "first": first, "last": last})
         say(f"{last + 1:,} events made")
     owner.execute("SET work_mem = '256MB'")
     owner.execute(posting_queries.ROLL_UP.format(source="usage_event"))
+    say("rolled up")
     for statement in KEEP_BOOKS:
         owner.execute(statement)
     say("the books are kept")
@@ -165,10 +180,11 @@ def fill(owner: psycopg.Connection, options: argparse.Namespace) -> None:
 
 @contextmanager
 def timed(figures: dict[str, Any], name: str, postmaster: psutil.Process) -> Iterator[None]:
-    began = time.perf_counter()
+    began, used = time.perf_counter(), cpu_seconds(postmaster)
     with Memory(postmaster) as memory:
         yield
     figures[f"{name}_s"] = round(time.perf_counter() - began, 1)
+    figures[f"{name}_cpu_s"] = round(cpu_seconds(postmaster) - used, 1)
     figures[f"{name}_postgres_mib"] = round(memory.peak / MIB)
     figures[f"{name}_python_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     say(f"{name}: {figures[f'{name}_s']} s")
@@ -212,7 +228,7 @@ def run(database: Database, options: argparse.Namespace) -> dict[str, Any]:
 
 async def verified(sessions: Sessions) -> verify.Finding | None:
     async with transaction(sessions) as session:
-        return await verify.verify(session)
+        return await verify.verify(session, tell=lambda line: say(f"verify: {line}"))
 
 
 def main() -> None:

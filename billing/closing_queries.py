@@ -26,6 +26,12 @@ async def insert_period(session: AsyncSession, month: date, now: datetime) -> No
     await session.execute(text(statement), {"month": month, "now": now})
 
 
+async def note_override(session: AsyncSession, month: date, reason: str) -> None:
+    """Write down why a month is closed although usage of it may be on a disk; empty: there is none that is known."""
+    statement = "UPDATE ledger_period SET override_reason = nullif(:reason, '') WHERE month = :month"
+    await session.execute(text(statement), {"month": month, "reason": reason})
+
+
 async def close_period(session: AsyncSession, month: date, now: datetime, sha256: bytes) -> None:
     statement = """
         UPDATE ledger_period SET state = 'closed', closed_at = :now, trial_balance_sha256 = :sha WHERE month = :month

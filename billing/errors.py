@@ -1,6 +1,7 @@
 """This package's errors."""
 
-from datetime import date
+from collections.abc import Sequence
+from datetime import date, timedelta
 from uuid import UUID
 
 from core.errors import ErrorKind, PlatformError
@@ -113,8 +114,21 @@ def invalid_alert_settings(message: str, param: str) -> PlatformError:
     return PlatformError("INVALID_ALERT_SETTINGS", ErrorKind.INVALID, message, param=param)
 
 
-def period_not_over() -> PlatformError:
-    return PlatformError("PERIOD_NOT_OVER", ErrorKind.CONFLICT, "A month is closed when it is over (UTC).")
+def period_not_over(grace: timedelta) -> PlatformError:
+    hours = grace // timedelta(hours=1)
+    late = f" for {hours} hours, in which late usage comes in" if hours else ""
+    return PlatformError("PERIOD_NOT_OVER", ErrorKind.CONFLICT, f"A month is closed when it is over (UTC){late}.")
+
+
+def spools_not_empty(blocking: Sequence[str]) -> PlatformError:
+    shown = "\n".join(f"  {line}" for line in blocking[:20])
+    more = f"\n  and {len(blocking) - 20} more" if blocking[20:] else ""
+    return PlatformError(
+        "SPOOLS_NOT_EMPTY",
+        ErrorKind.CONFLICT,
+        f"Usage of this month may be on a disk. Have it posted or adopted, or say why not:\n{shown}{more}",
+        fields={"spools": list(blocking[:20])},
+    )
 
 
 def period_order(wanted: date) -> PlatformError:

@@ -7,13 +7,18 @@ while the first is posted too does no harm, because the ledger takes each event 
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import msgspec
 
 from billing import spool_format as fmt
+from billing.assess import LAST_US
 from core.errors import ErrorKind, PlatformError
 from core.ids import new_uuid
+
+EVENTS_LOOKED_AT = 20_000
 
 
 class SpoolState(msgspec.Struct, frozen=True):
@@ -25,6 +30,49 @@ class SpoolState(msgspec.Struct, frozen=True):
     live: bool
     unposted_bytes: int
     segments: int
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """What is in a spool and not posted. `oldest_us`: when the first request was admitted; None without any."""
+
+    events: int = 0
+    tenants: int = 0
+    oldest_us: int | None = None
+
+
+def contents(folder: Path, events_max: int = EVENTS_LOOKED_AT) -> Contents:
+    """Return what of a spool is not posted, looking at so many events at most. Blocks for file reads.
+
+    A frame of another version counts as an event of nobody.
+    """
+    events, tenants, oldest_us = 0, set[UUID](), LAST_US
+    for payload in _unposted(folder):
+        events += 1
+        try:
+            event = fmt.decode(payload)
+        except msgspec.DecodeError:
+            continue
+        tenants.add(event.tenant_id)
+        oldest_us = min(oldest_us, max(0, event.admitted_at_us))
+        if events >= events_max:
+            break
+    return Contents(events, len(tenants), oldest_us if tenants else None)
+
+
+def _unposted(folder: Path) -> Iterator[bytes]:
+    done = fmt.read_checkpoint(folder)
+    for number in fmt.segment_numbers(folder):
+        if number < done.segment:
+            continue
+        try:
+            data = (folder / fmt.segment_name(number)).read_bytes()
+        except FileNotFoundError:
+            continue  # it was posted just now
+        at = max(done.offset if number == done.segment else 0, fmt.HEADER.size)
+        while (size := fmt.frame_size(data, at)) is not None:
+            at += fmt.FRAME.size
+            yield data[at : at + size]
+            at += size
 
 
 def list_spools(spool_dir: Path) -> list[SpoolState]:

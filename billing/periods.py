@@ -13,7 +13,7 @@ from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import closing_queries as queries
-from billing import errors
+from billing import errors, spools
 from core.db import Sessions, transaction
 
 
@@ -34,6 +34,9 @@ class Period(msgspec.Struct, frozen=True):
     month: date
     state: str
     trial_balance_sha256: bytes | None
+
+
+NO_GRACE = timedelta(0)
 
 
 def next_month(month: date) -> date:
@@ -65,24 +68,38 @@ async def all_of(session: AsyncSession) -> list[Period]:
     return [Period(row.month, row.state, row.trial_balance_sha256) for row in await queries.periods(session)]
 
 
-async def close(sessions: Sessions, month: date, now: datetime) -> Period:
+async def close(
+    sessions: Sessions, month: date, now: datetime, *, grace: timedelta = NO_GRACE, override_reason: str = ""
+) -> Period:
     """Close a month for good; of one that is closed, return what was found then.
 
+    Args:
+        sessions: for the transactions.
+        month: any day of it.
+        now: the instant.
+        grace: how long after its end it stays open, for usage on its way.
+        override_reason: close it although usage of it may be on a disk, and write down why.
+
     Raises:
-        PlatformError: PERIOD_NOT_OVER, PERIOD_ORDER.
+        PlatformError: PERIOD_NOT_OVER, PERIOD_ORDER, SPOOLS_NOT_EMPTY.
     """
     month = month.replace(day=1)
-    if datetime.combine(next_month(month), datetime.min.time(), UTC) > now:
-        raise errors.period_not_over()
+    end = datetime.combine(next_month(month), datetime.min.time(), UTC)
     async with transaction(sessions) as session:
         await queries.lock_periods(session)
         known = {period.month: period for period in await all_of(session)}
         if month in known and known[month].state == "closed":
             return known[month]
+        if end + grace > now:
+            raise errors.period_not_over(grace)
+        blocking = spools.blocking(await spools.all_of(session), end)
+        if blocking and not override_reason:
+            raise errors.spools_not_empty(blocking)
         if month not in known:
             if known and next_month(max(known)) != month:
                 raise errors.period_order(next_month(max(known)))
             await queries.insert_period(session, month, now)
+        await queries.note_override(session, month, override_reason if blocking else "")
     async with transaction(sessions) as session:  # nothing is booked in it any more
         await queries.lock_periods(session)
         sha256 = digest(await trial_balance(session, month))

@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from billing import credit_figures
+from billing import credit_figures, spools
 from billing import spool_format as fmt
 from billing.metrics import PosterMetrics, poster_metrics
 from billing.posting import Posted, Posting, ensure_partitions
@@ -85,10 +85,11 @@ class Poster:
         return len(events)
 
     async def housekeep(self) -> None:
-        """Once a minute: partitions ahead, figures reconciled, finished spools of ended replicas tidied."""
+        """Once a minute: partitions ahead, figures reconciled, spools reported, those of ended replicas tidied."""
         await ensure_partitions(self._sessions, self._clock)
         for reader in list(self._readers.values()):
             reader.tidy()
+        await self.report_spools()
         self._metrics.spool_bytes.set(sum(fmt.unposted_bytes(reader.folder) for reader in self._readers.values()))
         try:
             drift = await credit_figures.reconcile(self._sessions, self._client, self._clock)
@@ -96,6 +97,10 @@ class Poster:
             return
         self._metrics.drift_nano.set(drift.figures_nano + drift.sums_nano)
         self._metrics.repairs.inc(drift.figures + drift.leftovers + drift.sums)
+
+    async def report_spools(self) -> None:
+        """Write down what is in this host's spools and not posted."""
+        await spools.report(self._sessions, self._spool_dir, self._clock.now())
 
     def _read(self) -> list[UsageEvent]:
         folders = {folder.name: folder for folder in fmt.spool_folders(self._spool_dir)}
@@ -224,6 +229,7 @@ async def _repeat(poster: Poster, stop: asyncio.Event, report: Callable[[], None
     for _ in range(1000):  # a clean stop leaves nothing behind that can be posted now
         try:
             if not await poster.step():
+                await poster.report_spools()
                 return
         except TROUBLE:
             return

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 from billing import periods, reconcile, seals, usage_days
@@ -17,6 +17,8 @@ from core.resp import RespClient, RespUnavailable
 from core.settings import Settings
 from tenants import audit
 from tenants.types import SYSTEM
+
+REASON_MAX_CHARS = 500
 
 
 def month_of(text: str) -> date:
@@ -107,13 +109,16 @@ def seal(home: Path) -> int:
     return _run(home, work)
 
 
-def close(home: Path, month: date) -> int:
-    """Close a month for good."""
+def close(home: Path, month: date, override: str | None) -> int:
+    """Close a month for good; with `override`, the reason, also when usage of it may be on a disk."""
 
-    async def work(_settings: Settings, sessions: Sessions) -> int:
-        done = await periods.close(sessions, month, SystemClock().now())
+    async def work(settings: Settings, sessions: Sessions) -> int:
+        grace = timedelta(hours=settings.books.close_grace_hours)
+        reason = (override or "").strip()[:REASON_MAX_CHARS]
+        done = await periods.close(sessions, month, SystemClock().now(), grace=grace, override_reason=reason)
+        details = {"month": f"{month:%Y-%m}", "by": "tidegate ledger", "override": reason}
         async with transaction(sessions) as session:
-            audit.record(session, SYSTEM, "ledger.close", details={"month": f"{month:%Y-%m}", "by": "tidegate ledger"})
+            audit.record(session, SYSTEM, "ledger.close", details=details)
         digest = (done.trial_balance_sha256 or b"").hex()
         screen.say(f"{month:%Y-%m} is closed; its trial balance has the sha256 {digest}")
         return 0

@@ -149,7 +149,10 @@ def _add_ledger_close(
     seal.set_defaults(command=_ledger("seal"))
     close = actions.add_parser("close", parents=[home], help="close a month for good")
     close.add_argument("month", type=_month, metavar="MONTH", help="a month that is over (UTC), e.g. 2026-10")
-    close.set_defaults(command=_ledger("close", "month"))
+    close.add_argument(
+        "--override", metavar="REASON", help="close it although usage of it may be on a disk, and write down why"
+    )
+    close.set_defaults(command=_ledger("close", "month", "override"))
     drop = actions.add_parser(
         "drop-days",
         parents=[home],
@@ -387,14 +390,21 @@ def _audit_verify(options: argparse.Namespace) -> int:
 
 
 def _spool_list(options: argparse.Namespace) -> int:
-    from billing.orphans import list_spools
+    from datetime import UTC, datetime
+
+    from billing.orphans import contents, list_spools
 
     found = list_spools(options.home / "spool")
     for spool in found:
+        inside = contents(options.home / "spool" / spool.name)
+        oldest = ""
+        if inside.oldest_us is not None:
+            at = datetime.fromtimestamp(inside.oldest_us // 1_000_000, UTC)
+            oldest = f", the oldest of {at:%Y-%m-%d %H:%M:%S} UTC"
         state = "written now" if spool.live else "not written"
         screen.say(
             f"{spool.name}  replica {spool.replica}  host {spool.host or 'unknown'}  {state}  "
-            f"{spool.unposted_bytes} bytes not posted"
+            f"{spool.unposted_bytes} bytes not posted: {inside.events} events of {inside.tenants} tenants{oldest}"
         )
     if not found:
         screen.say("No spools.")
