@@ -24,6 +24,8 @@ _PERSON, _TENANT = IdKind.PERSON, IdKind.TENANT
 # What an action is about, where its first word does not say; the whole action goes before its first word.
 _TARGETS = {
     "api_key.revoke_matching": _TENANT,
+    "alert_settings": _TENANT,
+    "billing_profile": _TENANT,
     "credit.top_up": IdKind.TRANSACTION,
     "credit.give": IdKind.ADJUSTMENT,
     "limit.revert": IdKind.LIMIT_CHANGE,
@@ -33,6 +35,7 @@ _TARGETS = {
     "operator_token": IdKind.OPERATOR,
     "identity.refresh": _PERSON,
     "password": _PERSON,
+    "quarantine": IdKind.GENERATION,
     "recovery_codes": _PERSON,
     "second_factor": _PERSON,
     "session.end_all": _PERSON,

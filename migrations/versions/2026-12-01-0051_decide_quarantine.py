@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0023_quarantine_queue"
-down_revision = "0022_alerts"
+revision = "0024_quarantine_queue"
+down_revision = "0023_rerating"
 branch_labels = None
 depends_on = None
 
