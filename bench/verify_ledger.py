@@ -3,7 +3,7 @@
 `python -m bench.verify_ledger [--events 10000000] [--tenants 500] [--batch 25] [--days 3]` makes a book of that many
 usage events, `batch` of one tenant to a transaction, with the tables, triggers and sums that posting has; seals it;
 verifies it; prints JSON, progress on standard error. Memory is the largest seen: this process, and all of Postgres
-without what it shares. CPU is of both; beside other work it says more than the time.
+without what it shares.
 """
 
 import argparse
@@ -99,17 +99,6 @@ KEEP_BOOKS = (
 )
 
 
-def cpu_seconds(root: Any) -> float:
-    """Return what a tree of processes and this one have used, also those of them that ended."""
-    used = sum(root.cpu_times()[:4])
-    for process in root.children(recursive=True):
-        try:
-            used += sum(process.cpu_times()[:2])
-        except psutil.Error:
-            continue
-    return float(used) + time.process_time()
-
-
 class Memory:
     """The most that a tree of processes held at one time, without what it shares."""
 
@@ -180,11 +169,10 @@ def fill(owner: psycopg.Connection, options: argparse.Namespace) -> None:
 
 @contextmanager
 def timed(figures: dict[str, Any], name: str, postmaster: psutil.Process) -> Iterator[None]:
-    began, used = time.perf_counter(), cpu_seconds(postmaster)
+    began = time.perf_counter()
     with Memory(postmaster) as memory:
         yield
     figures[f"{name}_s"] = round(time.perf_counter() - began, 1)
-    figures[f"{name}_cpu_s"] = round(cpu_seconds(postmaster) - used, 1)
     figures[f"{name}_postgres_mib"] = round(memory.peak / MIB)
     figures[f"{name}_python_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     say(f"{name}: {figures[f'{name}_s']} s")

@@ -55,24 +55,16 @@ async def check(session: AsyncSession, anchor: SealHead | None = None, tell: Tel
     """Do the same in a transaction that looks at one instant.
 
     What seals cover against them, and these against the anchor; closed months; days that were dropped; then price
-    versions against their hashes; every event and every re-rating of one rated again; transfers against accounts, kinds and what was asked for;
-    balances against transfers and bounds; debits against credits; events against transfers and rollups; quarantined
-    events against what the gateway wrote and what was decided; as many transactions as each tenant had.
+    versions against their hashes; every event and every re-rating of one rated again; transfers against accounts, kinds
+    and what was asked for; balances against transfers and bounds; debits against credits; events against transfers and
+    rollups; quarantined events against what the gateway wrote and what was decided; as many transactions as each
+    tenant had.
     """
     tell("seals and closed months")
     altered = await _sealed(session, anchor)
     if altered is not None:
         return altered
-    tell("price versions")
-    finding, prices = await _price_versions(session)
-    if finding is not None:
-        return finding
-    tell("usage_rerating")
-    wrong_line = await verify_rerating.first_misrated(session, prices)
-    if wrong_line is not None:
-        return Finding("usage_rerating", *wrong_line)
-    await verify_queries.read_all(session)
-    finding, admitted = await _rates(session, prices, tell)
+    finding, admitted = await _priced(session, tell)
     if finding is not None:
         return finding
     for name in verify_queries.CHECKS:
@@ -97,6 +89,20 @@ async def _sealed(session: AsyncSession, anchor: SealHead | None) -> Finding | N
         return Finding("ledger_period", f"{changed.month:%Y-%m}", "its trial balance is not what it was when it closed")
     dropped = await day_chain.first_broken(session)
     return None if dropped is None else Finding("usage_day", *dropped)
+
+
+async def _priced(session: AsyncSession, tell: Tell) -> tuple[Finding | None, dict[date, list[date]]]:
+    """Price versions against their hashes, and with them re-ratings and events; see `_rates`."""
+    tell("price versions")
+    finding, prices = await _price_versions(session)
+    if finding is not None:
+        return finding, {}
+    tell("usage_rerating")
+    wrong_line = await verify_rerating.first_misrated(session, prices)
+    if wrong_line is not None:
+        return Finding("usage_rerating", *wrong_line), {}
+    await verify_queries.read_all(session)
+    return await _rates(session, prices, tell)
 
 
 async def _price_versions(session: AsyncSession) -> tuple[Finding | None, dict[UUID, VersionPrices]]:
