@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0024_quarantine_queue"
-down_revision = "0023_rerating"
+revision = "0025_quarantine_queue"
+down_revision = "0024_credit_terms"
 branch_labels = None
 depends_on = None
 

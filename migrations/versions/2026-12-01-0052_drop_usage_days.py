@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0025_usage_days"
-down_revision = "0024_quarantine_queue"
+revision = "0026_usage_days"
+down_revision = "0025_quarantine_queue"
 branch_labels = None
 depends_on = None
 

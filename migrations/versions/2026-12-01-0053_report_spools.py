@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0026_spool_reports"
-down_revision = "0025_usage_days"
+revision = "0027_spool_reports"
+down_revision = "0026_usage_days"
 branch_labels = None
 depends_on = None
 

@@ -332,3 +332,16 @@ async def test_partitions_are_made_ahead_and_not_for_any_day(world: World) -> No
     for day in ("2023-12-31", "2090-01-01"):
         with pytest.raises(Exception, match="out of range"):
             await world.rows(f"SELECT ensure_usage_partition('{day}')")
+
+
+async def test_a_flood_of_one_tenant_delays_others_by_one_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of events in one gateway's spool, three of another tenant in another's, which is next in line."""
+    monkeypatch.setattr("billing.poster.BATCH_EVENTS", 50)
+    (hot, s), (small, _) = await world.tenant("100"), await world.tenant("1")
+    await write(world.spool_dir / "a-hot", [make.event(hot, s) for _ in range(400)])
+    await write(world.spool_dir / "b-small", [make.event(small, make.schedule(world.prices, small)) for _ in range(3)])
+    assert [await world.poster.step(), await world.poster.step()] == [50, 50]
+    assert await world.available(small) == parse_pico("1") - 3 * parse_pico("0.012258")
+    while await world.poster.step():
+        pass
+    assert await world.available(hot) == parse_pico("100") - 400 * parse_pico("0.012258")
