@@ -74,11 +74,12 @@ WITHIN_A_MINUTE = {("usage_event", "admitted_at")}  # what is judged is its minu
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A statement of somebody who may do anything, and the row it is about."""
+    """A statement of somebody who may do anything, and the row it is about, or the two."""
 
     table: str
     statement: str
     row: str
+    other: str = ""
 
 
 def tables(owner: psycopg.Connection) -> list[str]:
@@ -166,6 +167,7 @@ def exchanges(owner: psycopg.Connection, table: str) -> Iterator[Change]:
             f" INSERT INTO {table} AS t SELECT (jsonb_populate_record(NULL::{table}, {swapped})).*"
             f" FROM gone g JOIN gone o ON g.{key} <> o.{key} ORDER BY 1",
             row,
+            other,
         )
 
 
@@ -191,7 +193,8 @@ async def unfound(
             finding = await verify.verify(session, anchor)
         owner.execute(f"DELETE FROM {change.table}")
         owner.execute(f"INSERT INTO {change.table} TABLE kept_{change.table}")
-        if finding is None or not any(name in change.row + changed[0] for name in NAMES.findall(finding.row)):
+        about = change.row + change.other + changed[0]
+        if finding is None or not any(name in about for name in NAMES.findall(finding.row)):
             missed.append(f"{change.statement} ({change.row}): {finding}")
     return missed
 
