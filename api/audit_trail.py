@@ -24,8 +24,6 @@ _PERSON, _TENANT = IdKind.PERSON, IdKind.TENANT
 # What an action is about, where its first word does not say; the whole action goes before its first word.
 _TARGETS = {
     "api_key.revoke_matching": _TENANT,
-    "alert_settings": _TENANT,
-    "billing_profile": _TENANT,
     "credit.top_up": IdKind.TRANSACTION,
     "credit.give": IdKind.ADJUSTMENT,
     "limit.revert": IdKind.LIMIT_CHANGE,
