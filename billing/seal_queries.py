@@ -65,6 +65,7 @@ _FIRST_LIMIT = """coalesce((
     FROM ledger_account a JOIN credit_terms c ON c.tenant_id = a.tenant_id
     WHERE a.id = t.account_id AND a.code = 'asset.unbilled' AND c.mode = 'postpaid'
     ORDER BY c.number LIMIT 1), '{}')"""
+_NO_SEQ = """'{"seq": null}'::jsonb"""  # its place in the queue came later
 _DECISION = ("state", "decided_by", "decided_at", "tx_id")
 _EXECUTION = ("state", "needs_approval", "executed_by", "executed_at", "finished_at")
 _DROPPING = ("state", "dropped_at", "seq", "events", "kept_sha256", "prev_hash", "hash")
@@ -80,7 +81,7 @@ RECORDS = {
     "decision": Record("credit_adjustment", _ID, when="t.state <> 'pending'"),
     "price_book": Record("price_book", _ID),
     "price_version": Record("price_version", _ID, when="t.state = 'published'"),
-    "usage_quarantine": Record("usage_quarantine", (("tenant_id", "uuid"), ("id", "uuid"))),
+    "usage_quarantine": Record("usage_quarantine", (("tenant_id", "uuid"), ("id", "uuid")), first=_NO_SEQ),
     "rerating": Record("rerating", _ID, without=_EXECUTION),
     "rerating_tenant": Record("rerating_tenant", (("run_id", "uuid"), ("tenant_id", "uuid")), when="t.done"),
     "rerating_end": Record("rerating", _ID, when="t.state IN ('done', 'cancelled')"),

@@ -62,13 +62,15 @@ ANOTHER = {  # by type of the column: another value, of one that is set and of o
 }
 
 
-# No figure hangs on these, and nothing has them twice: how a call went beside its tokens, and when a seal was made.
+# No figure hangs on these, and nothing has them twice: how a call went beside its tokens, when a seal was made, and the
+# place in the queue of what is in quarantine.
 UNJUDGED = {
     "usage_event": {
         *("version_id", "deployment_id", "count_source", "stream", "http_status", "queue_us", "ttft_us"),
         *("upstream_id", "ended_at", "posted_at"),
     },
     "ledger_seal": {"sealed_at"},
+    "usage_quarantine": {"seq"},
 }
 WITHIN_A_MINUTE = {("usage_event", "admitted_at")}  # what is judged is its minute
 
