@@ -1,5 +1,6 @@
 """Errors become answers here, once: kind → status for both planes, and the control plane's problem+json (RFC 9457)."""
 
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -99,10 +100,15 @@ def _place(loc: tuple[str | int, ...]) -> str:
     return ".".join(str(part) for part in loc if not str(part).startswith("constrained-"))[:200]
 
 
+# How our schemas write amounts, prices and percentages.
+_DECIMAL_PATTERN = re.compile(r"\^\[0-9\]\{1,[0-9]+\}\(\\\.\[0-9\]\{1,([0-9]+)\}\)\?\$\Z")
 _HTTP_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "UNSUPPORTED_MEDIA_TYPE"}
 
 
 def _said(item: dict[str, Any]) -> str:
+    pattern = item.get("ctx", {}).get("pattern", "")
+    if item["type"] == "string_pattern_mismatch" and (decimal := _DECIMAL_PATTERN.match(pattern)):
+        return f'Give a decimal as text, not negative, like "12.50", with at most {decimal[1]} decimals'
     return _RULES.get(item["type"], str(item["msg"]))
 
 

@@ -177,14 +177,16 @@ def _add_ledger_close(
 def _month(text: str) -> date:
     from cli.ledger import month_of
 
-    return month_of(text)
+    try:
+        return month_of(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a month like 2026-10") from None
 
 
 def _days(text: str) -> int:
-    days = int(text)
-    if days < 1:
-        raise ValueError("at least a day is kept")
-    return days
+    if text.isascii() and text.isdigit() and 0 < int(text) <= 36500:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of days (1 to 36,500)")
 
 
 def _ledger(action: str, *names: str) -> Callable[[argparse.Namespace], int]:
@@ -404,7 +406,8 @@ def _spool_list(options: argparse.Namespace) -> int:
         state = "written now" if spool.live else "not written"
         screen.say(
             f"{spool.name}  replica {spool.replica}  host {spool.host or 'unknown'}  {state}  "
-            f"{spool.unposted_bytes} bytes not posted: {inside.events} events of {inside.tenants} tenants{oldest}"
+            f"{inside.events} events of {inside.tenants} tenants not posted{oldest} "
+            f"(files of {spool.unposted_bytes} bytes, with what is only reserved)"
         )
     if not found:
         screen.say("No spools.")

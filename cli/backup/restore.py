@@ -31,9 +31,11 @@ def restore(file: Path, home_path: Path, secrets_path: Path | None) -> int:
         secrets_path: the installation's secrets; None looks beside the backup.
 
     Raises:
-        BackupError: the file is damaged, or the home is not empty, or the restored database differs from the backup;
-            the home is as it was.
+        BackupError: the file is missing or damaged, or the home is not empty, or the restored database differs from the
+            backup; the home is as it was.
     """
+    if not file.is_file():
+        raise BackupError(f"There is no backup {file}.")
     secrets = _secrets(secrets_path or file.with_name(file.name + SECRETS_SUFFIX))
     if home_path.exists() and (not home_path.is_dir() or any(home_path.iterdir())):
         raise BackupError(f"{home_path.absolute()} is not empty. A backup is restored to a new home: --home FOLDER.")

@@ -143,6 +143,11 @@ async def test_top_ups_that_cannot_be_are_refused(admin: Client) -> None:
     for amount in ("0", "-1", "1e3", "NaN", "", "0.0000000000001", "1000000001", 5, 1.5, " 1"):
         answer = await _top_up(admin, tenant, amount, "k")  # type: ignore[arg-type]  # wrong on purpose
         assert answer.status_code in {400, 422}, amount
+    negative = (await _top_up(admin, tenant, "-1", "k")).json()
+    assert (
+        negative["detail"]
+        == 'body.amount: Give a decimal as text, not negative, like "12.50", with at most 12 decimals.'
+    )
     postpaid = await _tenant(admin, name="Later", billing_mode="postpaid", credit_limit="500")
     assert (await _top_up(admin, postpaid, "1", "k")).json()["code"] == "NOT_PREPAID"
     assert (await admin.get(f"{postpaid}/balance")).json()["credit_limit"] == "500.000000000000"

@@ -75,6 +75,31 @@ def test_a_bad_port_is_a_usage_error(port: str, capsys: pytest.CaptureFixture[st
     assert "is not a port" in capsys.readouterr().err or port == "-1"
 
 
+@pytest.mark.parametrize("month", ["2026-13", "2026", "October", "2026-10-01", ""])
+@pytest.mark.parametrize("command", [["close"], ["trial-balance", "--month"]])
+def test_a_bad_month_is_a_usage_error(command: list[str], month: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main.main(["ledger", *command, month])
+    assert caught.value.code == 2
+    assert f"{month!r} is not a month like 2026-10" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("days", ["0", "1.5", "x", "", "99999999999"])
+def test_a_bad_number_of_days_is_a_usage_error(days: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main.main(["ledger", "drop-days", "--keep-days", days])
+    assert caught.value.code == 2
+    assert f"{days!r} is not a number of days" in capsys.readouterr().err
+
+
+def test_a_backup_that_is_not_there_is_named_and_makes_no_home(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["restore", str(tmp_path / "none.tgbackup"), "--home", str(tmp_path / "home")]) == 1
+    assert f"There is no backup {tmp_path / 'none.tgbackup'}." in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["--help"])
