@@ -14,9 +14,9 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import assess, errors, posting, posting_queries, price_book, pricing, quarantine_queries
+from billing import assess, errors, idempotency, posting, posting_queries, price_book, pricing, quarantine_queries
 from billing.spool_format import decode
-from billing.types import CountSource, UsageEvent
+from billing.types import CountSource, Outcome, UsageEvent
 from core.ids import new_uuid
 from core.money import Currency
 from core.usage import TokenUsage
@@ -136,7 +136,8 @@ async def bill(
     """Post the event with these counts, exactly once. After the commit, settle it with `credit_figures`.
 
     Raises:
-        PlatformError: NOT_FOUND, ALREADY_DECIDED, NOT_BILLABLE: it has no price, no account, or no instant that can be.
+        PlatformError: NOT_FOUND, ALREADY_DECIDED, NOT_BILLABLE: it has no price, no account, no instant that can be,
+            or a repeat of it by the same idempotency key is billed.
     """
     profiles = {row.tenant_id: row for row in await posting_queries.lock_profiles(session, [tenant_id])}
     item = await get(session, tenant_id, event_id)
@@ -160,6 +161,9 @@ async def bill(
     if objection:
         raise errors.not_billable(objection)
     await _decide(session, item, billed_as=corrected.id, reason=reason, by=by, now=now)
+    (corrected,) = await idempotency.bill_once(session, [corrected], [objection])
+    if corrected.outcome is Outcome.REPEAT:
+        raise errors.not_billable("another request with its Idempotency-Key is billed already; dismiss this one")
     line = assess.copy_line(corrected, new_uuid().hex, assess.min_charge(corrected, version))
     await posting_queries.ensure_partition(session, date.fromordinal(day))
     await posting_queries.copy_incoming(session, line.encode())

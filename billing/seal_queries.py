@@ -3,7 +3,7 @@
 Seals cover every transaction with its transfers, and as *records* the rows of other tables that do not change any more.
 A record's facts are all columns of its row that are set, those a later migration adds too: these must allow null.
 What a kind of record covers never changes: what was sealed before would differ. A column that begins to change stands
-in the facts with its first value, by which it was sealed (`first`); what else is new has a name of its own.
+in the facts with its first value, by which it was sealed (`first`); one that a migration fills in old rows is left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +65,6 @@ _FIRST_LIMIT = """coalesce((
     FROM ledger_account a JOIN credit_terms c ON c.tenant_id = a.tenant_id
     WHERE a.id = t.account_id AND a.code = 'asset.unbilled' AND c.mode = 'postpaid'
     ORDER BY c.number LIMIT 1), '{}')"""
-_NO_SEQ = """'{"seq": null}'::jsonb"""  # its place in the queue came later
 _DECISION = ("state", "decided_by", "decided_at", "tx_id")
 _EXECUTION = ("state", "needs_approval", "executed_by", "executed_at", "finished_at")
 _DROPPING = ("state", "dropped_at", "seq", "events", "kept_sha256", "prev_hash", "hash")
@@ -81,7 +80,7 @@ RECORDS = {
     "decision": Record("credit_adjustment", _ID, when="t.state <> 'pending'"),
     "price_book": Record("price_book", _ID),
     "price_version": Record("price_version", _ID, when="t.state = 'published'"),
-    "usage_quarantine": Record("usage_quarantine", (("tenant_id", "uuid"), ("id", "uuid")), first=_NO_SEQ),
+    "usage_quarantine": Record("usage_quarantine", (("tenant_id", "uuid"), ("id", "uuid")), without=("seq",)),
     "rerating": Record("rerating", _ID, without=_EXECUTION),
     "rerating_tenant": Record("rerating_tenant", (("run_id", "uuid"), ("tenant_id", "uuid")), when="t.done"),
     "rerating_end": Record("rerating", _ID, when="t.state IN ('done', 'cancelled')"),

@@ -131,6 +131,29 @@ async def test_usage_that_is_posted_does_not_come_into_quarantine(world: World) 
     assert await world.rows("SELECT id FROM usage_quarantine") == []
 
 
+@pytest.mark.parametrize("first", ["the repeat", "the operator"])
+async def test_one_bill_per_idempotency_key_also_when_an_operator_bills(world: World, first: str) -> None:
+    """The first request's counts were impossible and its caller asked again by the same key: one of both is billed."""
+    tenant_id, s = await world.tenant("1")
+    keyed = {"idempotency": b"k" * 16}
+    odd = msgspec.structs.replace(make.event(tenant_id, s, NEGATIVE, amount_pico=-1, quarantine="odd"), **keyed)
+    repeat = msgspec.structs.replace(make.event(tenant_id, s), **keyed)
+    await write(world.spool_dir / "r0", [odd])
+    await world.poster.step()
+    if first == "the operator":
+        await bill(world, tenant_id, odd.id)
+    await write(world.spool_dir / "r1", [repeat])
+    await world.poster.step()
+    if first == "the repeat":
+        with pytest.raises(PlatformError) as refused:
+            await bill(world, tenant_id, odd.id)
+        assert refused.value.code == "NOT_BILLABLE"
+        assert (await dismiss(world, tenant_id, odd.id)).state is QuarantineState.DISMISSED
+    paid = COST if first == "the operator" else parse_pico("0.012258")
+    assert await world.available(tenant_id) == parse_pico("1") - paid
+    assert await found(world) is None
+
+
 async def test_what_has_no_price_or_no_account_can_only_be_dismissed(world: World) -> None:
     stranger = await make.tenant(world.sessions, limit="1")
     s = make.schedule(world.prices, stranger)
