@@ -189,22 +189,33 @@ async def reconcile(sessions: Sessions, client: RespClient, clock: Clock) -> Dri
         for balance, (a, v) in zip(page, known, strict=True):
             if a is not None:  # else nobody asked for it yet
                 drift.tenants += 1
-                await _correct_figure(client, balance, (int(a), int(v)), drift)
+                await _correct_figure(sessions, client, balance, (int(a), int(v)), drift)
                 await _drop_leftovers(sessions, client, clock, balance.tenant_id, drift)
         if len(page) < queries.PAGE_MAX:
             return drift
         last = page[-1].tenant_id
 
 
-async def _correct_figure(client: RespClient, balance: Balance, known: tuple[int, int], drift: Drift) -> None:
+async def _correct_figure(
+    sessions: Sessions, client: RespClient, balance: Balance, known: tuple[int, int], drift: Drift
+) -> None:
     nano, version = known
-    right = nano_down(balance.available_pico)
-    if version > balance.version or nano == right:
+    if version > balance.version or nano == nano_down(balance.available_pico):
         return  # moved forward since the ledger was read, or right
-    if version == balance.version:
-        drift.figures += 1
-        drift.figures_nano += abs(nano - right)
-        _tell(balance.tenant_id, "available", nano - right)
+    if version < balance.version:
+        await set_figure(client, balance)  # it is on its way
+        return
+    # The page may be older than the figure: a limit changed, or credit expired, and the version is the same. So both
+    # are read again, the figure first: the ledger is ahead of it, never behind.
+    a, v = await client.call("HMGET", _keys(balance.tenant_id)[0], "a", "v")
+    async with transaction(sessions) as session:
+        (balance,) = await queries.balances(session, [balance.tenant_id])
+    right = nano_down(balance.available_pico)
+    if a is None or int(v) != balance.version or int(a) == right:
+        return
+    drift.figures += 1
+    drift.figures_nano += abs(int(a) - right)
+    _tell(balance.tenant_id, "available", int(a) - right)
     await set_figure(client, balance, correct=True)
 
 

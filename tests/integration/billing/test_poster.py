@@ -8,10 +8,10 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from billing import assess, credit_figures, queries
+from billing import assess, credit_figures, queries, terms
 from billing import spool_format as fmt
 from billing.price_table import VersionPrices
-from billing.types import Outcome, PriceSchedule, UsageEvent
+from billing.types import Balance, BillingMode, Outcome, PriceSchedule, UsageEvent
 from core import keyspace
 from core.clock import SystemClock
 from core.db import transaction
@@ -275,6 +275,27 @@ async def test_reconciliation_puts_figures_right(world: World) -> None:
     clean = await credit_figures.reconcile(world.sessions, world.client, SystemClock())
     assert (clean.figures, clean.leftovers, clean.sums) == (0, 0, 0)
     assert await world.client.call("EXISTS", keyspace.credit(idle)) == 0
+
+
+async def test_a_limit_that_changes_during_reconciliation_is_no_drift(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page was read when 10.00 could go unbilled; then the limit became 4.00, with no transaction."""
+    tenant_id = await make.tenant(world.sessions, limit="10")
+    await credit_figures.refresh(world.client, world.sessions, tenant_id)
+    async with transaction(world.sessions) as session:
+        page = await queries.balances(session, [tenant_id])
+        pico, now = parse_pico("4"), SystemClock().now()
+        await terms.change(session, tenant_id, BillingMode.POSTPAID, pico, by="operator", note="less", now=now)
+    await credit_figures.refresh(world.client, world.sessions, tenant_id, correct=True)
+
+    async def earlier(*_: object) -> list[Balance]:
+        return page
+
+    monkeypatch.setattr(queries, "balances_after", earlier)
+    drift = await credit_figures.reconcile(world.sessions, world.client, SystemClock())
+    assert (drift.tenants, drift.figures) == (1, 0)
+    assert (await world.figures(tenant_id))[0] == 4 * 10**9
 
 
 async def test_a_figure_never_goes_back_to_an_older_balance(world: World) -> None:
