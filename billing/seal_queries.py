@@ -59,22 +59,22 @@ _ID = (("id", "uuid"),)
 _OPENED = """coalesce((
     SELECT jsonb_build_object('mode', c.mode, 'prepaid_since', NULL, 'unbilled_account',
                               CASE c.mode WHEN 'postpaid' THEN t.unbilled_account END)
-    FROM credit_terms c WHERE c.tenant_id = t.tenant_id AND c.number = 1), '{}')"""
+    FROM credit_terms c WHERE c.tenant_id = t.tenant_id ORDER BY c.number, c.id LIMIT 1), '{}')"""
 _FIRST_LIMIT = """coalesce((
     SELECT jsonb_build_object('credit_limit', c.credit_limit)
     FROM ledger_account a JOIN credit_terms c ON c.tenant_id = a.tenant_id
     WHERE a.id = t.account_id AND a.code = 'asset.unbilled' AND c.mode = 'postpaid'
-    ORDER BY c.number LIMIT 1), '{}')"""
+    ORDER BY c.number, c.id LIMIT 1), '{}')"""
 _DECISION = ("state", "decided_by", "decided_at", "tx_id")
 _EXECUTION = ("state", "needs_approval", "executed_by", "executed_at", "finished_at")
 _DROPPING = ("state", "dropped_at", "seq", "events", "kept_sha256", "prev_hash", "hash")
 RECORDS = {
     "ledger_account": Record("ledger_account", _ID),
+    "credit_terms": Record("credit_terms", _ID),  # before what is read from them, so that `verify` names the wrong one
     "ledger_balance": Record(
         "ledger_balance", (("account_id", "uuid"),), without=("debit", "credit"), first=_FIRST_LIMIT
     ),
     "billing_profile": Record("billing_profile", (("tenant_id", "uuid"),), without=("version",), first=_OPENED),
-    "credit_terms": Record("credit_terms", _ID),
     "credit_lot": Record("credit_lot", (("account_id", "uuid"),)),
     "credit_adjustment": Record("credit_adjustment", _ID, without=_DECISION),
     "decision": Record("credit_adjustment", _ID, when="t.state <> 'pending'"),
