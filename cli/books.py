@@ -15,7 +15,7 @@ from billing import books_export
 from billing import verify as books
 from billing.books_text import BooksFormat
 from cli import home as homes
-from cli import installation, screen
+from cli import installation, schema, screen
 from cli.embedded import postgres as pg
 from core.db import create_engine, create_sessions
 from core.settings import Settings
@@ -55,6 +55,23 @@ async def _export(settings: Settings, kind: BooksFormat, until: date | None, out
 
 @contextmanager
 def database(home_path: Path) -> Iterator[Settings]:
+    """Yield settings whose database answers and has this version's schema.
+
+    Raises:
+        HomeError: there is no home, or its database has the schema of another version.
+    """
+    with database_as_it_is(home_path) as settings:
+        owner = settings.database.owner_url
+        if owner is not None and not schema.is_current(owner.get_secret_value()):
+            raise homes.HomeError(
+                "The database has the schema of another version of Tidegate. Start the home once with this version "
+                "(`tidegate up`), or run `tidegate migrate` on a database of your own."
+            )
+        yield settings
+
+
+@contextmanager
+def database_as_it_is(home_path: Path) -> Iterator[Settings]:
     """Yield settings whose database answers: a stopped home's server is started for the time being."""
     if "TIDEGATE_DATABASE__URL" in os.environ:
         yield Settings.load(home=home_path)

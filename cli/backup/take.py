@@ -9,7 +9,7 @@ from billing.spool_copy import read_spools
 from cli import screen
 from cli.backup import queries
 from cli.backup.archive import DATABASE, FORMAT, ArchiveWriter, BackupError, Figures, Manifest
-from cli.books import database
+from cli.books import database_as_it_is
 from cli.embedded import dump
 from core.files import write_private
 from core.settings import Settings
@@ -36,7 +36,7 @@ def backup(home_path: Path, target: Path, version: str, now: datetime, *, with_s
     secrets = target.with_name(target.name + SECRETS_SUFFIX)
     if with_secrets and secrets.exists():
         raise BackupError(f"{secrets} is there already. Give the backup another name.")
-    with database(home_path) as settings, ArchiveWriter(target, int(now.timestamp())) as archive:
+    with database_as_it_is(home_path) as settings, ArchiveWriter(target, int(now.timestamp())) as archive:
         owner = settings.database.owner_url
         if owner is None:
             raise BackupError("A backup reads the database as its owner: set TIDEGATE_DATABASE__OWNER_URL.")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli import main
-from tests.fault.test_up import ROOT, Starter, database, start
+from tests.fault.test_up import ROOT, Starter, Up, database, start
 
 __all__ = ["start"]  # the fixture
 
@@ -40,6 +40,19 @@ def _look_after(home: Path, *, valkey: bool) -> None:
     assert (early.returncode, "when it is over" in early.stdout) == (1, True), early
 
 
+def _refuse_an_older_schema(up: Up) -> None:
+    """Books of another version are not judged: their rows would seem wrong."""
+    with database(up) as connection:
+        [[newest]] = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+        connection.execute("UPDATE alembic_version SET version_num = '0001_old'")
+    for command in (("ledger", "verify"), ("ledger", "seal"), ("audit", "verify")):
+        refused = tidegate(*command, "--home", str(up.home))
+        assert (refused.returncode, "schema of another version" in refused.stderr) == (1, True), refused
+        assert "Traceback" not in refused.stderr
+    with database(up) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = %s", (newest,))
+
+
 def test_the_books_are_verified_while_it_runs_and_when_it_is_stopped(start: Starter) -> None:
     up = start("a")
     right = tidegate("ledger", "verify", "--home", str(up.home))
@@ -62,7 +75,7 @@ def test_the_books_are_verified_while_it_runs_and_when_it_is_stopped(start: Star
     assert tidegate("ledger", "verify", "--home", str(up.home)).returncode == 0
     assert tidegate("audit", "verify", "--home", str(up.home)).returncode == 0
     exported = tidegate("ledger", "export", "--format", "beancount", "--home", str(up.home))
-    assert (exported.returncode, exported.stdout.splitlines()[-1]) == (0, "; the end: 1 entries, 4 accounts"), exported
+    assert (exported.returncode, exported.stdout.splitlines()[-1]) == (0, "; the end: 1 entries, 5 accounts"), exported
     file = up.home / "books"
     assert (
         tidegate("ledger", "export", *("--format", "hledger", "--home", str(up.home), "--output", str(file))).stdout
@@ -70,6 +83,7 @@ def test_the_books_are_verified_while_it_runs_and_when_it_is_stopped(start: Star
     )
     assert "Assets:Cash:USD  100.000000000000 USD\n" in file.read_text("utf-8")
     up = start("a")
+    _refuse_an_older_schema(up)
     with database(up) as connection:
         connection.execute("SET session_replication_role = replica")  # as somebody who may do anything
         connection.execute("UPDATE ledger_balance SET credit = credit + 1 WHERE bounded")
