@@ -65,7 +65,7 @@ def test_credentials_of_a_home_are_well_formed_and_never_the_same() -> None:
     first, second = seed.mint_secrets(), seed.mint_secrets()
     assert api_keys.well_formed(first.api_key)
     assert first.operator_token.startswith("tgo_")
-    assert len({*vars_of(first), *vars_of(second)}) == 18
+    assert len({*vars_of(first), *vars_of(second)}) == 20
 
 
 def vars_of(secrets: HomeSecrets) -> list[str]:

@@ -36,7 +36,7 @@ NOW = datetime.now(UTC).replace(second=0, microsecond=0)
 # What differs between two runs that are right: when something was written, under which key, on which partition.
 APART = (
     *("booked_at", "posted_at", "quarantined_at", "created_at", "requested_at", "effective_at"),
-    *("idempotency_key", "body_sha256", "day", "payload"),
+    *("idempotency_key", "body_sha256", "day", "payload", "since", "seq"),
 )
 READS = ("GET", "HMGET", "HSCAN", "SELECT", "select", "show", "Composed", ";")
 UUIDS = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -159,6 +159,11 @@ class Case:
             text("SELECT id FROM credit_adjustment WHERE tenant_id = ANY(:t)"), {"t": self.tenants}
         )
         self.names |= {str(adjustment): "adjustment" for adjustment in adjustments}
+        terms = await session.execute(
+            text("SELECT id, tenant_id, number FROM credit_terms WHERE tenant_id = ANY(:t)"), {"t": self.tenants}
+        )
+        for terms_id, tenant_id, number in terms:
+            self.names[str(terms_id)] = f"terms {number} of {self.names[str(tenant_id)]}"
 
     def _named(self, row: str) -> str:
         return UUIDS.sub(lambda found: self.names.get(found[0], found[0]), row)

@@ -107,7 +107,8 @@ async def test_a_reader_follows_the_writer_and_deletes_what_is_posted(folder: Pa
 
 async def test_a_torn_last_record_is_dropped_at_every_byte_and_nothing_else(folder: Path, tmp_path: Path) -> None:
     spool = writer(folder)
-    await append_all(spool, events := [event(number) for number in range(3)])
+    events = [msgspec.structs.replace(event(number), idempotency=b"key") for number in range(3)]  # no 0 at the end
+    await append_all(spool, events)
     spool.close()
     name = fmt.segment_name(fmt.segment_numbers(folder)[0])
     whole = (folder / name).read_bytes()

@@ -16,7 +16,7 @@ async def test_the_ledger_is_streamed_in_either_language(admin: Client, sessions
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"] == "text/plain; charset=utf-8"
         assert first in answer.text
-        assert answer.text.endswith("; the end: 1 entries, 4 accounts\n")
+        assert answer.text.endswith("; the end: 1 entries, 5 accounts\n")
     nothing = await admin.get(EXPORT, params={"format": "hledger", "until": "2026-01-01"})
     assert nothing.text.endswith("; the end: 0 entries, 0 accounts\n")
 
