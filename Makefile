@@ -107,6 +107,10 @@ bench-principals: setup-dev ## what 100,000 keys cost a gateway
 bench-verify: setup-dev ## seal and verify a book of 10 M usage events (ARGS="--events 1000000")
 	@$(BIN)/python -m bench.verify_ledger $(ARGS)
 
+.PHONY: sim
+sim: setup-dev ## admission's own scripts under overload, on a virtual clock (SIM_DIR=folder of the yardsticks)
+	@$(BIN)/python -m tests.sim --yardsticks $(SIM_DIR) $(ARGS)
+
 .PHONY: lint
 lint: setup-dev ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ TOLERANCE, SLOWEST = 1.5, 0.5  # gradient2: how much slower than of late is stil
 SMOOTHING, TOKEN_SMOOTHING = 0.2, 0.3
 SHRINK, SHRINK_EVERY_S = 0.9, 2.0
 LONG_S = 60.0  # what "of late" means for the time between tokens
-STALE_S, LOST_S, DECAY = 2.0, 10.0, 0.95  # figures this old: nothing changes; the caps fall, by this each second
+LOST_S, DECAY = 10.0, 0.95  # without figures for so long the caps fall, to this part each second
 HEADROOM = 1.15
 
 
@@ -31,7 +31,6 @@ class Sample(msgspec.Struct, frozen=True):
     itl_s: float  # mean time between tokens since the last scrape; 0: no token came
     inflight: int  # granted by the scheduler
     tokens: float  # reserved by what is in flight, as estimated
-    since_scrape: int = 0  # grants that the engines' figures cannot show yet
 
 
 class Caps(msgspec.Struct, frozen=True):
@@ -64,7 +63,7 @@ def batch_bound(gpu_gb: float, kv_gb_per_request: float) -> int:
 def saturation(sample: Sample) -> float:
     """Return how full the engines are: 1 is full."""
     pods = max(1, sample.pods)
-    return max((sample.waiting + sample.since_scrape) / (WAITING_PER_POD * pods), sample.kv_used / KV_FULL)
+    return max(sample.waiting / (WAITING_PER_POD * pods), sample.kv_used / KV_FULL)
 
 
 def after(caps: Caps, sample: Sample, *, per_pod: int) -> Caps:
