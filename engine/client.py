@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from core.heads import remember, without_length
+from engine.dial import connected_unix_socket
 
 CONNECT_TIMEOUT_S = 3.0
 CONNECTS_AT_ONCE = 32
@@ -468,8 +469,13 @@ class UpstreamPool:
             return Connection(self, target)
 
         made: Any
-        if isinstance(target.address, str):
-            _, made = await self._loop.create_unix_connection(make, target.address)
-        else:
+        if not isinstance(target.address, str):
             _, made = await self._loop.create_connection(make, *target.address)
+            return cast("Connection", made)
+        door = await connected_unix_socket(target.address)
+        try:
+            _, made = await self._loop.create_unix_connection(make, sock=door)
+        except BaseException:
+            door.close()
+            raise
         return cast("Connection", made)

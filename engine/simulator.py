@@ -292,7 +292,9 @@ async def serve(
     app = create_app(options, clock)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
-    site: web.BaseSite = web.UnixSite(runner, uds) if uds else web.TCPSite(runner, host, port, backlog=4096)
+    site: web.BaseSite = (
+        web.UnixSite(runner, uds, backlog=4096) if uds else web.TCPSite(runner, host, port, backlog=4096)
+    )
     await site.start()
     return runner
 

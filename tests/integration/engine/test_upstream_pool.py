@@ -1,9 +1,11 @@
 """Engines that misbehave, over real sockets: what the pool does with their connections."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -120,6 +122,25 @@ async def test_a_connection_is_used_again_and_the_request_is_whole() -> None:
         assert seen[0].startswith(b"POST /v1/x HTTP/1.1\r\nHost: 127.0.0.1:")
         assert b"X-Request-Id: gen_1\r\nContent-Length: 7\r\n\r\n" in seen[0]
         assert made.target.inflight == 0
+
+
+async def test_a_unix_socket_with_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
+    """The kernel answers EAGAIN at once where a tcp connect would wait: so does a herd at a new engine."""
+    made = Engine(polite)
+    door = socket.socket(socket.AF_UNIX)
+    door.bind(str(tmp_path / "engine.sock"))
+    door.listen(1)
+    loop = asyncio.get_running_loop()
+    made.pool = UpstreamPool(loop, made.clock.monotonic, connections_max=40)
+    made.target = made.pool.target(f"unix:{tmp_path}/engine.sock")
+    calls = [asyncio.create_task(made.call()) for _ in range(40)]
+    await asyncio.sleep(0.1)  # nobody accepts yet: more than the backlog holds have been turned away
+    server = await asyncio.start_unix_server(made.handle, sock=door, backlog=100)
+    found = await asyncio.gather(*calls)
+    assert {(one.status, one.failure) for one in found} == {(200, None)}
+    await made.pool.close()
+    server.close()
+    await server.wait_closed()
 
 
 async def test_closed_as_we_write_is_tried_once_more() -> None:
