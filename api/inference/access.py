@@ -90,7 +90,7 @@ async def new_digest(gateway: Gateway, key: str) -> bytes:
     """Return the digest by which a key that the follower has not brought yet is known now.
 
     Raises:
-        PlatformError: 401, there is no such key.
+        PlatformError: 401, there is no such key; 503, that cannot be found out now.
     """
     assert gateway.new_keys is not None  # noqa: S101 - `older_digest` asked
     digest = await gateway.new_keys.find(key, credentials.digest(gateway.pepper, key))

@@ -13,6 +13,7 @@ from api.inference.directory import Directory
 from api.inference.new_keys import ABSENT_S, AT_ONCE_MAX, PER_S_MAX, NewKeys
 from core import db
 from core.clock import ManualClock, SystemClock
+from core.errors import PlatformError
 from core.reader import Reader
 from core.settings import Database
 from tenants import api_keys, limits, principals
@@ -26,6 +27,10 @@ PEPPERS = Peppers(PEPPER)
 
 
 Look = Callable[..., NewKeys]
+
+
+def _code(answer: bytes | BaseException) -> str:
+    return answer.code if isinstance(answer, PlatformError) else ""
 
 
 @pytest.fixture
@@ -77,7 +82,8 @@ async def test_a_flood_of_keys_that_look_right_asks_postgres_so_often_and_no_mor
         await asyncio.sleep(0)
         asked += len(keys._looks)
         assert len(keys._looks) <= AT_ONCE_MAX
-        assert not any(await asyncio.gather(*results))
+        answers = await asyncio.gather(*results, return_exceptions=True)
+        assert set(map(_code, answers)) <= {"", "SERVICE_UNAVAILABLE"}  # not found, or not looked for
     assert asked == PER_S_MAX
 
 
@@ -115,6 +121,20 @@ async def test_a_new_key_is_served_over_the_wire(sessions: db.Sessions, keys_of:
             answer = await client.post("/v1/chat/completions", json=body, headers=unknown)
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "INVALID_API_KEY")
             assert (await client.get("/v1/models", headers=unknown)).status_code == 401
+
+
+async def test_a_key_that_nobody_can_look_up_now_is_told_to_come_back_and_not_that_it_is_wrong() -> None:
+    nowhere = Database.model_validate({"url": "postgresql://nobody@127.0.0.1:1/none"})
+    async with rig({}) as gateway_rig:
+        gateway = gateway_rig.gateway
+        gateway.new_keys = NewKeys(gateway.directory, Reader(nowhere, name="test"), PEPPERS, ManualClock())
+        headers = {"Authorization": f"Bearer {mint()}"}
+        async with httpx.AsyncClient(base_url=gateway_rig.url, headers=headers) as client:
+            body = {"model": "none", "messages": [{"role": "user", "content": "x"}]}
+            for answer in (await client.post("/v1/chat/completions", json=body), await client.get("/v1/models")):
+                assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+            typo = {"Authorization": "Bearer tg_not_a_key"}
+            assert (await client.post("/v1/chat/completions", json=body, headers=typo)).status_code == 401
 
 
 async def test_a_key_that_was_looked_up_is_what_the_follower_would_have_brought(
@@ -203,7 +223,9 @@ async def test_postgres_away_refuses_and_is_asked_again(keys_of: Look, sessions:
     directory, clock = Directory(), ManualClock()
     nowhere = Database.model_validate({"url": "postgresql://nobody@127.0.0.1:1/none"})
     away = NewKeys(directory, Reader(nowhere, name="test"), PEPPERS, clock)
-    assert await away.find(made.secret, made.digest) == b""
+    with pytest.raises(PlatformError, match="looked up now") as refused:
+        await away.find(made.secret, made.digest)
+    assert (refused.value.code, refused.value.retry_after_s) == ("SERVICE_UNAVAILABLE", 2)
     assert directory.principals == {}
     assert away._absent == {}  # nobody knows whether there is such a key
     assert await keys_of(directory, clock).find(made.secret, made.digest) == made.digest
