@@ -108,7 +108,8 @@ bench-verify: setup-dev ## seal and verify a book of 10 M usage events (ARGS="--
 	@$(BIN)/python -m bench.verify_ledger $(ARGS)
 
 .PHONY: sim
-sim: setup-dev ## admission's own scripts under overload, on a virtual clock (SIM_DIR=folder of the yardsticks)
+sim: setup-dev ## admission's own scripts under overload, on a virtual clock (SIM_DIR=folder of the yardsticks; ARGS="--seeds 1")
+	@test -f "$(SIM_DIR)/overload_score.py" || { echo "sim: name the folder of the yardsticks (overload_load.py and others): make sim SIM_DIR=..."; exit 1; }
 	@$(BIN)/python -m tests.sim --yardsticks $(SIM_DIR) $(ARGS)
 
 .PHONY: lint
