@@ -20,6 +20,7 @@ import msgspec
 from billing import spool_format as fmt
 from billing.types import UsageEvent
 from core.clock import Clock
+from core.tiers import Tier
 
 DEFAULT_MAX_BYTES = 1_000_000_000
 DEFAULT_SEGMENT_BYTES = 8 * 1024 * 1024
@@ -55,7 +56,7 @@ class SpoolWriter:
     Args:
         folder: ``<home>/spool/<replica>``; made when missing.
         clock: for the identity file.
-        max_bytes: unposted usage on disk beyond which `full` says to refuse new work; appends still succeed.
+        marks: unposted usage, bytes by tier, from which `refuses` says to take no new work; appends still succeed.
         segment_bytes: size a file is preallocated to.
     """
 
@@ -64,12 +65,12 @@ class SpoolWriter:
         folder: Path,
         *,
         clock: Clock,
-        max_bytes: int = DEFAULT_MAX_BYTES,
+        marks: tuple[int, int, int] = (DEFAULT_MAX_BYTES,) * 3,
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
     ) -> None:
         self._folder = folder
         self._clock = clock
-        self._max_bytes = max_bytes
+        self._marks = marks
         self._segment_bytes = segment_bytes
         self._pending: deque[tuple[bytes, OnDurable]] = deque()
         self._unwritten: list[bytes] = []  # whole frames of a failed write, first in line for the next try
@@ -152,10 +153,9 @@ class SpoolWriter:
         """Bytes on disk that the poster has not posted yet; at most a second old."""
         return self._unposted + self._unwritten_bytes
 
-    @property
-    def full(self) -> bool:
-        """Whether new work should be refused: the disk fails, or too much waits for the poster."""
-        return self._failing or self._unposted + self._unwritten_bytes >= self._max_bytes
+    def refuses(self, tier: Tier) -> bool:
+        """Whether new work of that tier should be refused: the disk fails, or too much waits for the poster."""
+        return self._failing or self._unposted + self._unwritten_bytes >= self._marks[tier]
 
     def close(self, timeout_s: int = 10) -> None:
         """Flush what was appended, stop the thread and free the lock. Later appends are refused."""

@@ -54,6 +54,20 @@ class Valkey(_Group):
     broker_url: Secret
 
 
+class SpoolPolicy(StrEnum):
+    """Which work is refused when usage cannot be moved to the books and the spool grows towards its bound."""
+
+    BY_TIER = "by_tier"  # batch from one share of the bound on, standard from another, priority at the bound
+    ALL = "all"  # every tier at the bound, none before
+
+
+class LatePolicy(StrEnum):
+    """What happens when the disk takes longer than an answer waits for it."""
+
+    ANSWER = "answer"  # the answer goes, and that is counted
+    REFUSE = "refuse"  # it goes too (the work is done), and new work is refused for a second
+
+
 class Gateway(_Group):
     """The data plane. Limits are per process unless a name says otherwise."""
 
@@ -65,7 +79,11 @@ class Gateway(_Group):
     cors_origins: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
     spool_wait_ms: int = 20  # how long an answer waits for the disk
-    spool_max_bytes: int = 1_000_000_000  # unposted usage kept on disk; beyond it new work is refused
+    spool_late: LatePolicy = LatePolicy.ANSWER
+    spool_max_bytes: int = Field(1_000_000_000, ge=1)  # unposted usage kept on disk; from there on new work is refused
+    spool_policy: SpoolPolicy = SpoolPolicy.BY_TIER
+    spool_batch_percent: int = Field(70, ge=0, le=100)  # by tier: of that bound, where work of tier batch is refused
+    spool_standard_percent: int = Field(90, ge=0, le=100)  # and where of tier standard
     upstream_connections_max: int = 4096  # per endpoint
     request_timeout_s: int = 600
     max_wait_s: int = 600  # the most a deployment may let callers wait for a place or a wake
@@ -75,6 +93,20 @@ class Gateway(_Group):
     batch_wait_s: float = 120.0
     cache_trust_s: int = 60  # how long cached keys and prices are trusted with Postgres and Valkey away
     global_inflight_max: int = 4096  # over all replicas
+
+    @model_validator(mode="after")
+    def _lower_tiers_first(self) -> Self:
+        if self.spool_batch_percent > self.spool_standard_percent:
+            raise ValueError("spool_batch_percent is more than spool_standard_percent: lower tiers are refused first")
+        return self
+
+    @property
+    def spool_marks(self) -> tuple[int, int, int]:
+        """Bytes of unposted usage from which work is refused: of tier batch, standard, priority."""
+        most = self.spool_max_bytes
+        if self.spool_policy is SpoolPolicy.ALL:
+            return most, most, most
+        return most * self.spool_batch_percent // 100, most * self.spool_standard_percent // 100, most
 
 
 class Control(_Group):

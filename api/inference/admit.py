@@ -7,7 +7,9 @@ from api.inference.gateway import Gateway
 from api.inference.job import Job, Request
 from billing import holds
 from core.errors import PlatformError
+from core.tiers import Tier
 
+SPOOL_RETRY_AFTER_S = (30, 10, 5)  # by tier: as the spool empties, the higher ones are let in first
 PATIENCE_HEADER = b"x-tidegate-max-wait"  # seconds the caller is willing to wait for a place or a wake
 
 
@@ -19,8 +21,8 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
     """
     if gateway.draining:
         raise errors.unavailable("This gateway is shutting down. Try again.")
-    if gateway.spool.full:
-        raise errors.unavailable("Usage cannot be recorded now, so no new work is taken. Try again shortly.", 5)
+    if job.call.endpoint != "tokenize":  # which costs nothing, so that nothing of it has to be kept
+        refuse_unrecorded(gateway, job.offer.tier)
     if not gateway.admission.ready and not trusted(gateway):
         raise errors.unavailable("Keys and limits cannot be checked now. Try again shortly.", 5)
     call, offer = job.call, job.offer
@@ -57,6 +59,23 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
         else:  # decided without Valkey
             job.limits = gateway.seen_limits.headers(offer.principal, job.started)
     return grant
+
+
+def refuse_unrecorded(gateway: Gateway, tier: Tier) -> None:
+    """Take no work whose usage could not be kept, lower tiers first (`settings.SpoolPolicy`).
+
+    Raises:
+        PlatformError: SERVICE_UNAVAILABLE.
+    """
+    if gateway.spool.refuses(tier):
+        retry_after_s = SPOOL_RETRY_AFTER_S[tier]
+    elif gateway.spool_late_until > gateway.now:
+        retry_after_s = 1
+    else:
+        return
+    gateway.metrics.spool_refusals[tier] += 1
+    whose = "no new work" if gateway.spool.refuses(Tier.PRIORITY) else f"no new work of tier {tier.label}"
+    raise errors.unavailable(f"Usage cannot be recorded now, so {whose} is taken. Try again shortly.", retry_after_s)
 
 
 def trusted(gateway: Gateway) -> bool:

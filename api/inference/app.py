@@ -110,7 +110,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
     engine = db.create_engine(settings.database)
     sessions = db.create_sessions(engine)
     returning = (settings.spool_dir / replica / IDENTITY_NAME).exists()
-    spool = SpoolWriter(settings.spool_dir / replica, clock=clock, max_bytes=settings.gateway.spool_max_bytes)
+    spool = SpoolWriter(settings.spool_dir / replica, clock=clock, marks=settings.gateway.spool_marks)
     await asyncio.to_thread(spool.start, loop)
     valkey = await RespClient.connect(settings.valkey.url.get_secret_value(), required=False)
     register = SpoolRegister(valkey, settings.spool_dir / replica, started=clock.now(), returning=returning)

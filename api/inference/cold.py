@@ -93,9 +93,11 @@ class ColdApp:
                 "config_age_seconds": gateway.clock.monotonic() - gateway.directory.fresh_at,
                 "config_delay_max_seconds": gateway.metrics.config_delay_max_s,
                 "principals": len(gateway.directory.principals),
-                "spool_full": int(gateway.spool.full),
+                "spool_full": int(gateway.spool.refuses(Tier.PRIORITY)),
                 "spool_unposted_bytes": getattr(gateway.spool, "bytes_unposted", 0),
-            }
+                "spool_max_bytes": gateway.settings.spool_max_bytes,
+            },
+            {"spool_refuses": ("tier", {tier.label: int(gateway.spool.refuses(tier)) for tier in Tier})},
         )
 
     async def _models(self, path: str, headers: dict[bytes, bytes], scope: dict[str, Any]) -> Answer:

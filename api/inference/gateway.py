@@ -121,6 +121,7 @@ class Gateway:
     date_line: bytes = b""
     now: float = 0.0  # monotonic, as coarse as the sweeper's step
     draining: bool = False
+    spool_late_until: float = 0.0  # monotonic; until then new work is refused, where the policy says so
 
     def __post_init__(self) -> None:
         settings = self.settings

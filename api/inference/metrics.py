@@ -2,12 +2,17 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
+from core.tiers import Tier
 from core.usage import TokenUsage
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 DELAY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
 GAP_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+Levels = Mapping[str, tuple[str, Mapping[str, float]]]  # name → label, level by its value
+NO_LEVELS: Levels = MappingProxyType({})
 
 
 class Histogram:
@@ -42,6 +47,7 @@ class Metrics:
     def __init__(self) -> None:
         self.requests: dict[tuple[str, int], int] = {}  # endpoint, status
         self.refusals: dict[str, int] = {}  # error code
+        self.spool_refusals = [0] * len(Tier)  # by tier: work whose usage could not have been kept
         self.outcomes: dict[str, int] = {}
         self.duration = Histogram(LATENCY_BUCKETS_S)
         self.ttft = Histogram(LATENCY_BUCKETS_S)
@@ -111,8 +117,8 @@ class Metrics:
     def _tokens(self) -> dict[str, int]:
         return {"input": self.input_tokens, "input_cached": self.cached_tokens, "output": self.output_tokens}
 
-    def text(self, gauges: Mapping[str, float]) -> str:
-        """Prometheus exposition text. `gauges` are read by the caller at the scrape."""
+    def text(self, gauges: Mapping[str, float], by_label: Levels = NO_LEVELS) -> str:
+        """Prometheus exposition text. `gauges`, plain and by a label, are read by the caller at the scrape."""
         lines: list[str] = ["# TYPE tidegate_gateway_requests_total counter"]
         lines.extend(
             f'tidegate_gateway_requests_total{{endpoint="{endpoint}",status="{status}"}} {count}'
@@ -120,6 +126,7 @@ class Metrics:
         )
         for name, label, values in (
             ("refusals_total", "code", self.refusals),
+            ("spool_refusals_total", "tier", {tier.label: self.spool_refusals[tier] for tier in Tier}),
             ("generations_total", "outcome", self.outcomes),
             ("tokens_total", "kind", self._tokens()),
         ):
@@ -139,5 +146,8 @@ class Metrics:
             lines.append(f"tidegate_gateway_{name} {value}")
         for name, level in gauges.items():
             lines.append(f"# TYPE tidegate_gateway_{name} gauge")
-            lines.append(f"tidegate_gateway_{name} {level:g}")
+            lines.append(f"tidegate_gateway_{name} {level:.15g}")
+        for name, (label, levels) in by_label.items():
+            lines.append(f"# TYPE tidegate_gateway_{name} gauge")
+            lines.extend(f'tidegate_gateway_{name}{{{label}="{key}"}} {level:.15g}' for key, level in levels.items())
         return "\n".join(lines) + "\n"

@@ -62,8 +62,9 @@ class Admission(Protocol):
 class Spool(Protocol):
     """Usage events, durable before the last byte."""
 
-    @property
-    def full(self) -> bool: ...
+    def refuses(self, tier: Tier) -> bool:
+        """Whether usage of new work of that tier could not be kept."""
+        ...
 
     def append(self, event: UsageEvent, on_durable: Callable[[bool], None]) -> None: ...
 

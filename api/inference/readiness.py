@@ -3,6 +3,8 @@
 import msgspec
 
 from api.inference.gateway import Gateway
+from api.inference.ports import Spool
+from core.tiers import Tier
 from scheduler.admission import Admission
 
 
@@ -11,6 +13,12 @@ class Report(msgspec.Struct, frozen=True):
 
     serving: bool
     parts: dict[str, str]
+
+
+def spool_part(spool: Spool) -> str:
+    """``ok``, which tiers are refused, or ``full``."""
+    refused = [tier.label for tier in Tier if spool.refuses(tier)]
+    return "ok" if not refused else "full" if len(refused) == len(Tier) else f"refuses {', '.join(refused)}"
 
 
 class Readiness:
@@ -29,8 +37,8 @@ class Readiness:
             "config": "ok" if directory.loaded else "loading",
             "postgres": "ok" if directory.loaded and fresh else "away",
             "valkey": "ok" if self._admission.ready else "away",
-            "spool": "full" if gateway.spool.full else "ok",
+            "spool": spool_part(gateway.spool),
             "process": "draining" if gateway.draining else "ok",
         }
-        serving = directory.loaded and not gateway.spool.full and not gateway.draining
+        serving = directory.loaded and not gateway.spool.refuses(Tier.PRIORITY) and not gateway.draining
         return Report(serving, parts)

@@ -16,10 +16,12 @@ from billing import pricing
 from billing.types import CountSource, Outcome, UsageEvent
 from core.errors import ErrorKind, PlatformError
 from core.money import format_pico, nano_up
+from core.settings import LatePolicy
 from core.usage import NO_USAGE, TokenUsage
 from engine.usage import UsageRejected, normalise, plain_usage
 
 RAW_USAGE_MAX = 2000
+LATE_REFUSED_S = 1.0  # then some work is let in to see whether the disk is quick again
 CLIENT_LEFT = PlatformError("CLIENT_LEFT", ErrorKind.INVALID, "The client closed the connection.")
 CLIENT_LEFT_STATUS = 499  # only ever in logs and events: nobody is there to read it
 COMPLETED, UPSTREAM_ERROR, ENGINE = Outcome.COMPLETED, Outcome.UPSTREAM_ERROR, CountSource.ENGINE  # looked up once
@@ -186,7 +188,9 @@ def record(gateway: Gateway, job: Job, bill: Bill, status: int) -> Any:
 
 
 def note_not_durable(gateway: Gateway, durable: "asyncio.Future[bool | None]") -> None:
-    """The wait is bounded by the settings: then the answer goes, and that is counted."""
+    """The wait is bounded by the settings: then the answer goes, and that is counted; new work may be refused."""
+    if gateway.settings.spool_late is LatePolicy.REFUSE:
+        gateway.spool_late_until = gateway.now + LATE_REFUSED_S
     gateway.metrics.add("spool_late_total" if durable.result() is None else "spool_failed_total")
 
 

@@ -115,7 +115,10 @@ class FakeSpool:
         self.events: list[UsageEvent] = []
         self.waiting: list[Callable[[bool], None]] = []
         self.manual = False
-        self.full = False
+        self.refused: set[Tier] = set()
+
+    def refuses(self, tier: Tier) -> bool:
+        return tier in self.refused
 
     def append(self, event: UsageEvent, on_durable: Callable[[bool], None]) -> None:
         self.events.append(event)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from core import db
 from core.clock import SystemClock
 from core.money import Currency, parse_pico
 from core.settings import Database
+from core.tiers import Tier
 from tests.factories import billing as billing_factory
 from tests.factories.tenants import PEPPER, Customer, customer
 
@@ -48,7 +49,14 @@ class Seeded:
     model_id: UUID
 
 
-async def seed(sessions: db.Sessions, engine_url: str, *, credit: str = "10", name: str = "sim") -> Seeded:
+async def seed(
+    sessions: db.Sessions,
+    engine_url: str,
+    *,
+    credit: str = "10",
+    name: str = "sim",
+    tiers: Iterable[Tier] = (Tier.STANDARD,),
+) -> Seeded:
     now = SystemClock().now()
     found = await customer(sessions)
     async with db.transaction(sessions) as session:
@@ -70,7 +78,8 @@ async def seed(sessions: db.Sessions, engine_url: str, *, credit: str = "10", na
         )
         await ledger.open_tenant(session, found.tenant.id, Currency.USD)
         await top_up(session, found.tenant.id, parse_pico(credit), idempotency_key="first", actor="test")
-    await billing_factory.publish_prices(sessions, billing_factory.items(billing_factory.PRICES, model_id))
+    priced = [item for tier in tiers for item in billing_factory.items(billing_factory.PRICES, model_id, tier)]
+    await billing_factory.publish_prices(sessions, priced)
     return Seeded(found, name, model_id)
 
 

@@ -7,11 +7,13 @@ import httpx
 import orjson
 import pytest
 
+from api.inference.gateway import Waiters
 from billing.types import CountSource, Outcome
 from catalog.types import DeploymentKind, EngineKind
 from core.clock import SystemClock
 from core.errors import ErrorKind, PlatformError
 from core.settings import Gateway as GatewaySettings
+from core.settings import LatePolicy
 from core.tiers import Tier
 from core.usage import TokenUsage
 from tests.factories.gateway import FixedPrices, rig, rpm, served_model, usd_per_million
@@ -240,12 +242,38 @@ async def test_refusals_before_admission(stack: Stack) -> None:
     assert not made.admission.calls
 
 
-async def test_a_full_spool_refuses_new_work(stack: Stack) -> None:
-    stack.rig.spool.full = True
+@pytest.mark.parametrize(
+    ("refused", "whose"), [(set(Tier), "no new work is"), ({Tier.BATCH, Tier.STANDARD}, "no new work of tier standard")]
+)
+async def test_a_full_spool_refuses_new_work_that_would_be_billed(stack: Stack, refused: set[Tier], whose: str) -> None:
+    stack.rig.spool.refused = refused
     answer = await stack.chat("x")
-    assert answer.status_code == 503
-    assert int(answer.headers["retry-after"]) >= 1
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+    assert whose in answer.json()["error"]["message"]
     assert not stack.rig.admission.calls
+    free = await stack.client.post("/tokenize", json={"model": "sim", "prompt": "x"})
+    assert free.status_code == 200
+
+
+async def test_the_tier_that_is_not_refused_yet_goes_on(stack: Stack) -> None:
+    stack.rig.spool.refused = {Tier.BATCH}
+    assert (await stack.chat("x")).status_code == 200
+
+
+@pytest.mark.parametrize(("policy", "status"), [(LatePolicy.ANSWER, 200), (LatePolicy.REFUSE, 503)])
+async def test_a_slow_disk_delays_no_answer_and_may_refuse_new_work_for_a_second(
+    stack: Stack, policy: LatePolicy, status: int
+) -> None:
+    made = stack.rig
+    made.gateway.settings = GatewaySettings(spool_late=policy)
+    made.gateway.durable = Waiters(made.gateway.loop, 0.02)
+    made.spool.manual = True
+    assert (await stack.chat("x")).status_code == 200  # after these 20 ms
+    made.spool.manual = False
+    answer = await stack.chat("x")
+    assert answer.status_code == status
+    made.gateway.spool_late_until -= 1  # a second later
+    assert (await stack.chat("x")).status_code == 200
 
 
 async def test_with_both_stores_away_memory_is_trusted_for_a_minute(stack: Stack) -> None:

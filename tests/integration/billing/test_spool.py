@@ -39,8 +39,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "replica-1"
 
 
-def writer(folder: Path, *, segment_bytes: int = 64 * 1024, max_bytes: int = 10**9) -> SpoolWriter:
-    spool = SpoolWriter(folder, clock=ManualClock(), segment_bytes=segment_bytes, max_bytes=max_bytes)
+def writer(folder: Path, *, segment_bytes: int = 64 * 1024, marks: tuple[int, int, int] = (10**9,) * 3) -> SpoolWriter:
+    spool = SpoolWriter(folder, clock=ManualClock(), segment_bytes=segment_bytes, marks=marks)
     spool.start(asyncio.get_running_loop())
     return spool
 
@@ -172,7 +172,7 @@ async def test_a_full_disk_refuses_new_work_and_loses_nothing(folder: Path, monk
     real = os.pwrite
 
     def is_full() -> bool:
-        return spool.full
+        return all(spool.refuses(tier) for tier in Tier)
 
     def pwrite(descriptor: int, data: bytes, offset: int) -> int:
         raise OSError(errno.ENOSPC, "no space left on device")
@@ -183,7 +183,7 @@ async def test_a_full_disk_refuses_new_work_and_loses_nothing(folder: Path, monk
     assert await append_all(spool, [third := event(3)]) == [False]
     monkeypatch.setattr(os, "pwrite", real)
     assert await append_all(spool, [fourth := event(4)]) == [True]
-    assert not is_full()
+    assert not any(spool.refuses(tier) for tier in Tier)
     spool.close()
     assert read_all(folder) == [first, second, third, fourth]
 
@@ -214,20 +214,26 @@ async def test_more_than_a_batch_in_one_turn_is_durable_without_another_word(
     spool.close()
 
 
-async def test_unposted_bytes_are_counted_and_full_is_told(folder: Path) -> None:
+def refused(spool: SpoolWriter) -> list[str]:
+    return [tier.label for tier in Tier if spool.refuses(tier)]
+
+
+async def test_unposted_bytes_are_counted_and_lower_tiers_refused_first(folder: Path) -> None:
     frame = len(fmt.encode(event(1)))
-    spool = writer(folder, max_bytes=10 * frame)
-    await append_all(spool, [event(1)] * 9)
-    assert (spool.bytes_unposted, spool.full) == (9 * frame, False)
+    marks = (7 * frame, 9 * frame, 10 * frame)
+    spool = writer(folder, marks=marks)
+    for events, who in ((6, []), (1, ["batch"]), (1, ["batch"]), (1, ["batch", "standard"])):
+        await append_all(spool, [event(1)] * events)
+        assert refused(spool) == who
     await append_all(spool, [event(1)])
-    assert (spool.bytes_unposted, spool.full) == (10 * frame, True)
+    assert (spool.bytes_unposted, refused(spool)) == (10 * frame, ["batch", "standard", "priority"])
     assert await append_all(spool, [event(1)]) == [True]  # what is done already is still kept
     spool.close()
     reader = SpoolReader(folder)
-    assert len(reader.read(6)) == 6
+    assert len(reader.read(3)) == 3
     reader.acknowledge()
-    again = writer(folder, max_bytes=10 * frame)
-    assert (again.bytes_unposted, again.full) == (5 * frame, False)
+    again = writer(folder, marks=marks)
+    assert (again.bytes_unposted, refused(again)) == (8 * frame, ["batch"])
     again.close()
 
 
@@ -235,6 +241,7 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 from core.clock import SystemClock
+from core.tiers import Tier
 from billing.spool import SpoolWriter
 from tests.integration.billing.test_spool import event
 
