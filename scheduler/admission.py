@@ -31,7 +31,7 @@ MICRO = 1_000_000
 
 _ENDED = {WaitResult.DEADLINE: "deadline", WaitResult.DROPPED: "deadline", WaitResult.EVICTED: "evicted"}
 
-Release = tuple[str, int, int, int]  # tenant, charge, input and output tokens used
+Release = tuple[str, int, int, int, int]  # tenant, charge, input and output tokens used, of the input those cached
 
 
 class Admission:
@@ -188,7 +188,7 @@ class Admission:
         except RespUnavailable:
             return self._decide_alone(grant)
         except asyncio.CancelledError:
-            self._give_back(key, (prepared.tenant, REMOVE, 0, 0))
+            self._give_back(key, (prepared.tenant, REMOVE, 0, 0, 0))
             raise
         finally:
             self._asking.discard(key)
@@ -209,6 +209,7 @@ class Admission:
         charge_nano: int | None,
         input_tokens: int = AS_ESTIMATED,
         output_tokens: int = AS_ESTIMATED,
+        cached_tokens: int = 0,
     ) -> None:
         """Give back slots, money and tokens at once, without waiting; a second time does nothing.
 
@@ -218,6 +219,7 @@ class Admission:
                 which frees the hold altogether.
             input_tokens: what it used of them; -1 when nobody knows, which leaves the estimate.
             output_tokens: likewise.
+            cached_tokens: of the input, what an engine had in its prefix cache: it weighs a tenth in turns.
         """
         key = grant.key
         if self._grants.pop(key, None) is None:
@@ -227,10 +229,10 @@ class Admission:
         charge = REMOVE if charge_nano is None else min(charge_nano, COUNT_MAX)
         if self._static.away:
             self._static.note_release(packed.share, max(0, charge) - grant.hold if grant.local else None)
-        given = (grant.prepared.tenant, charge, input_tokens, output_tokens)
+        given = (grant.prepared.tenant, charge, input_tokens, output_tokens, cached_tokens)
         if self._upkeep.ready and packed.epoch == self._upkeep.epoch:
             self._recent[key] = given
-            self._client.post(release_call(packed.release, key, charge, input_tokens, output_tokens))
+            self._client.post(release_call(packed.release, *(key, charge, input_tokens, output_tokens, cached_tokens)))
         else:
             self._give_back(key, given)
 
@@ -331,7 +333,7 @@ class Admission:
         result = await self._waiting.wait(grant.key, wait_s)
         reason = _ENDED.get(result)
         if reason is not None:
-            self._give_back(grant.key, (grant.prepared.tenant, REMOVE, 0, 0))
+            self._give_back(grant.key, (grant.prepared.tenant, REMOVE, 0, 0, 0))
             raise refusals.busy(grant.prepared.model.name, int(estimate_s - max(0.0, wait_s)), reason)
         return result
 
@@ -366,7 +368,8 @@ class Admission:
         self._static.went_away()
         tokens = grant.input_tokens + grant.output_tokens if prepared.tokens else 0
         if not self._static.admits(grant.packed.share, grant.hold, grant.tier, tokens):
-            self._give_back(grant.key, (prepared.tenant, REMOVE, 0, 0))  # it may have been granted before the silence
+            # it may have been granted before the silence
+            self._give_back(grant.key, (prepared.tenant, REMOVE, 0, 0, 0))
             raise refusals.unavailable()
         grant.local = True
         self._grants[grant.key] = grant
@@ -392,7 +395,7 @@ class Admission:
             self._send_release(key, self._recent_release(key))
 
     def _recent_release(self, key: bytes) -> Release:
-        unknown = ("", KEEP, AS_ESTIMATED, AS_ESTIMATED)
+        unknown = ("", KEEP, AS_ESTIMATED, AS_ESTIMATED, 0)
         return self._recent.get(key) or self._recent_before.get(key) or unknown
 
     def _register(self, grant: Grant) -> None:

@@ -48,9 +48,9 @@ AS_ESTIMATED = -1  # tokens of `release`
 COUNT_MAX = MAX_BALANCE_NANO  # what a limit counts as at most: Lua's numbers are whole up to 2^53
 
 _ACQUIRE_TAIL = Struct("<5s32s7sBdddd2s").pack
-_RELEASE_TAIL = Struct("<5s32s7sddd2s").pack
+_RELEASE_TAIL = Struct("<5s32s7sdddd2s").pack
 _LEASE = Struct("<cBddddd").pack
-_REQUEST, _ACQUIRE_NEXT, _RELEASE_NEXT, _END = b"$32\r\n", b"\r\n$33\r\n", b"\r\n$24\r\n", b"\r\n"
+_REQUEST, _ACQUIRE_NEXT, _RELEASE_NEXT, _END = b"$32\r\n", b"\r\n$33\r\n", b"\r\n$32\r\n", b"\r\n"
 
 
 class Code(IntEnum):
@@ -131,8 +131,12 @@ def release_prefix(tenant: str, *, epoch: bytes, replica: str) -> bytes:
     return _open_ended(["FCALL", RELEASE, 1, keyspace.lease(replica), epoch, tenant], 2)
 
 
-def release_call(prefix: bytes, request: bytes, charge: int, input_tokens: int, output_tokens: int) -> bytes:
-    return prefix + _RELEASE_TAIL(_REQUEST, request, _RELEASE_NEXT, charge, input_tokens, output_tokens, _END)
+def release_call(  # noqa: PLR0917 - in the order of the script's
+    prefix: bytes, request: bytes, charge: int, input_tokens: int, output_tokens: int, cached_tokens: int
+) -> bytes:
+    """Encode the call. `cached_tokens`: of the input, those that came from a prefix cache."""
+    tokens = (input_tokens, output_tokens, cached_tokens)
+    return prefix + _RELEASE_TAIL(_REQUEST, request, _RELEASE_NEXT, charge, *tokens, _END)
 
 
 def caps_call(deployment: str, caps: Caps, *, epoch: bytes) -> bytes:

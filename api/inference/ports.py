@@ -54,8 +54,18 @@ class Admission(Protocol):
         wait_s: float,
     ) -> Awaitable[Any]: ...
 
-    def release(self, grant: Any, charge_nano: int | None, input_tokens: int = -1, output_tokens: int = -1) -> None:
-        """None: no usage event will come, the hold is free at once. Tokens are what was used; -1: nobody knows."""
+    def release(
+        self,
+        grant: Any,
+        charge_nano: int | None,
+        input_tokens: int = -1,
+        output_tokens: int = -1,
+        cached_tokens: int = 0,
+    ) -> None:
+        """None: no usage event will come, the hold is free at once. Tokens are what was used; -1: nobody knows.
+
+        `cached_tokens` are part of the input.
+        """
         ...
 
 

@@ -71,13 +71,17 @@ async def settle(gateway: Gateway, job: Job, request: Request, client: Client, e
     note(gateway, job, request, bill, status, error)
 
 
-def tokens_used(job: Job, relay: Relay | None, bill: Bill | None) -> tuple[int, int]:
-    """Return the input and output tokens that count against limits; -1 where nobody knows: the estimate stays."""
+def tokens_used(job: Job, relay: Relay | None, bill: Bill | None) -> tuple[int, int, int]:
+    """Return the input and output tokens that count against limits, and of the input those that were cached.
+
+    -1 where nobody knows: the estimate stays.
+    """
     if bill is not None:
-        return (bill.usage.input_total, bill.usage.output_total) if not bill.quarantine else (-1, -1)
+        usage = bill.usage
+        return (-1, -1, 0) if bill.quarantine else (usage.input_total, usage.output_total, usage.input_cached)
     if relay is None or relay.error is not None or job.call.endpoint != "tokenize":
-        return 0, 0
-    return read_count(b"".join(relay.body)), 0
+        return 0, 0, 0
+    return read_count(b"".join(relay.body)), 0, 0
 
 
 # ---- the bill

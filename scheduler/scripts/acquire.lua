@@ -224,7 +224,7 @@ local function acquire(keys, args)
     local of_batch, of_standard = batch + (tier == 0 and 1 or 0), standard + (tier == 1 and 1 or 0)
     local load = pack(LOAD, inflight, waiting + 1, last, tokens, f.limit, cap, token_cap, saturation, of_batch, of_standard)
     take_counters(s, load, f.ncap + 1)
-    join_queue(s, request .. ' ' .. sub(lease, #P + 7), tier, deadline, cost_of(input, output), now, waiting)
+    join_queue(s, request .. ' ' .. sub(lease, #P + 7), tier, deadline, cost_of(input, output, 0), now, waiting)
   else
     take_counters(s, pack(LOAD, inflight + 1, waiting, now, tokens + need, f.limit, cap, token_cap, saturation, batch, standard), 1)
   end

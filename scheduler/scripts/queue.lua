@@ -14,15 +14,19 @@
 --                                granted lately (GIVEN); when that was; cost served and µs while somebody waited, both of
 --                                late (SERVED, BUSY_US), when that was
 --
--- Cost: input tokens plus twice the output tokens, as estimated at the door; in the end as used.
+-- Cost, in tenths of an input token: an input token costs 10, one from the prefix cache 1, an output token 20. As estimated
+-- at the door, with nothing cached; in the end as used.
 local FLOOR = {[0] = 0.055, 0.21, 0} -- 5 and 20 % are promised
-local OUTPUT_COST = 2
+local INPUT_COST, CACHED_COST, OUTPUT_COST = 10, 1, 20
 local LATELY_US, STALL_US, REMEMBER_S = 20000000, 5000000, 120
 local TURNS, TURNS_SIZE = '<ddddddddddddd', 13
 local VT, ASKED, GIVEN, GIVEN_AT, SERVED, BUSY_US, SERVED_AT = 1, 4, 7, 10, 11, 12, 13
 local OWNERS_TRIED, GRANTS_MAX, TIE = 8, 16, 0.001
 
-local function cost_of(input, output) return input + OUTPUT_COST * output end
+-- `cached`: of the input, what an engine had in its prefix cache.
+local function cost_of(input, output, cached)
+  return INPUT_COST * input - (INPUT_COST - CACHED_COST) * min(cached, input) + OUTPUT_COST * output
+end
 
 local function queue_of(deployment, tier) return P .. 'q:' .. deployment .. ':' .. tier end
 
@@ -136,9 +140,10 @@ local function wait_of(s, tier, turns, waiting)
 end
 
 -- Gives back the slots of a lease that has just been removed, what of its tokens was not used (-1: as estimated), and of
--- its budgets what was not charged. `got` is the answer to `read_back`. `unserved`: nothing was sent to an engine.
+-- its budgets what was not charged. `got` is the answer to `read_back`. `cached`: of the input, for its cost alone.
+-- `unserved`: nothing was sent to an engine.
 -- Returns the hold.
-local function give_back(s, lease, got, now, charge, input, output, unserved)
+local function give_back(s, lease, got, now, charge, input, output, cached, unserved)
   local f, state, tier, at, had_input, had_output, hold, deadline = s.form, unpack_struct(LEASE, lease)
   local n, granted = 1, state == 'G'
   if granted then
@@ -149,7 +154,7 @@ local function give_back(s, lease, got, now, charge, input, output, unserved)
     n = 3
     if waiting > 0 then
       local turns = read_turns(f.deployment)
-      note_served(turns, cost_of(had_input, had_output), now)
+      note_served(turns, cost_of(had_input, had_output, 0), now)
       set[4], set[5], n = P .. 'd:' .. f.deployment, turns_text(turns), 5
     end
   end
@@ -191,7 +196,7 @@ local function give_back(s, lease, got, now, charge, input, output, unserved)
   end
   write(n)
   if granted and deadline > 0 and input >= 0 and output >= 0 then
-    charge_turns(s, tier, cost_of(input, output) - cost_of(had_input, had_output))
+    charge_turns(s, tier, cost_of(input, output, cached) - cost_of(had_input, had_output, 0))
   end
   return hold
 end
@@ -200,7 +205,7 @@ local function parse(text)
   local state, tier, at, input, output, hold, deadline = unpack_struct(LEASE, text)
   return {
     state = state, tier = tier, at = at, input = input, output = output, hold = hold, deadline = deadline,
-    cost = cost_of(input, output),
+    cost = cost_of(input, output, 0),
   }
 end
 
@@ -219,10 +224,10 @@ local function drop(epoch, lease, request, replica, now, served)
   end
   local got = read_back(s)
   if served then
-    give_back(s, text, got, now, KEEP, -1, -1, false)
+    give_back(s, text, got, now, KEEP, -1, -1, 0, false)
     if s.tenant ~= '' then call('HSET', P .. 'owed:' .. replica, request, s.tenant) end
   else
-    give_back(s, text, got, now, REMOVE, 0, 0, true)
+    give_back(s, text, got, now, REMOVE, 0, 0, 0, true)
     if s.tenant ~= '' then settle(s.credit, s.out, request, REMOVE) end
   end
   return s

@@ -3,11 +3,11 @@
 --
 -- KEYS: lease
 -- ARGV: epoch, tenant ('' without money), request id, packed: charge (-2 keep, -1 remove, else nano), input tokens used
---       (-1: as estimated), output tokens used
+--       (-1: as estimated), output tokens used, of the input those from a prefix cache
 -- Answer: {1 given back, 0 nothing was held} or {6} when the epoch changed
 local function release(keys, args)
   local lease, epoch, tenant, request = keys[1], args[1], args[2], args[3]
-  local charge, input, output = unpack_struct('<ddd', args[4])
+  local charge, input, output, cached = unpack_struct('<dddd', args[4])
   local text = call('HGET', lease, request)
   local s = text and #text > LEASE_SIZE and spec_of(epoch, sub(text, LEASE_SIZE + 1))
   if not s then
@@ -23,9 +23,9 @@ local function release(keys, args)
   if waited then
     local v = parse(text)
     leave_queue(s, request .. ' ' .. sub(lease, #P + 7), v.tier, v.cost)
-    charge, input, output = REMOVE, 0, 0
+    charge, input, output, cached = REMOVE, 0, 0, 0
   end
-  local hold = give_back(s, text, got, now, charge, input, output, waited)
+  local hold = give_back(s, text, got, now, charge, input, output, cached, waited)
   if s.tenant ~= '' then
     settle_hold(s, request, hold, charge)
     if charge == KEEP then call('HSET', P .. 'owed:' .. sub(lease, #P + 7), request, s.tenant) end

@@ -56,6 +56,7 @@ class FakeAdmission:
         self.charges: dict[UUID, int | None] = {}
         self.estimates: list[tuple[int, int]] = []  # input and output tokens
         self.used: dict[UUID, tuple[int, int]] = {}
+        self.cached: dict[UUID, int] = {}
         self.refusal: PlatformError | None = None
         self.alone = False  # without Valkey nothing is known of limits
         self.gate: asyncio.Event | None = None  # when set, acquire waits for it
@@ -89,10 +90,16 @@ class FakeAdmission:
         return grant
 
     def release(
-        self, grant: FakeGrant, charge_nano: int | None, input_tokens: int = -1, output_tokens: int = -1
+        self,
+        grant: FakeGrant,
+        charge_nano: int | None,
+        input_tokens: int = -1,
+        output_tokens: int = -1,
+        cached_tokens: int = 0,
     ) -> None:
         self.charges.setdefault(grant.request_id, charge_nano)
         self.used.setdefault(grant.request_id, (input_tokens, output_tokens))
+        self.cached.setdefault(grant.request_id, cached_tokens)
         self.held.pop(grant.request_id, None)
 
 

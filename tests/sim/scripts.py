@@ -73,9 +73,9 @@ class Scripts:
         reply: list[int] = self._exchange(commands.with_spec(call, text))
         return reply
 
-    def release(self, request: str, tokens: tuple[int, int]) -> None:
+    def release(self, request: str, tokens: tuple[int, int], *, cached: int = 0) -> None:
         prefix = commands.release_prefix("", epoch=self.epoch, replica=REPLICA)
-        self._exchange(commands.release_call(prefix, _id(request), commands.REMOVE, *tokens))
+        self._exchange(commands.release_call(prefix, _id(request), commands.REMOVE, *tokens, cached))
 
     def tick(self) -> None:
         keys = [keyspace.EPOCH, commands.OFFSET, keyspace.BEAT, commands.UNCLAIMED]

@@ -22,6 +22,12 @@ async def test_at_the_door_the_most_is_taken_and_at_the_end_what_it_was(stack: S
     assert used(stack) == (20, 14)
 
 
+async def test_what_the_engine_had_cached_is_told_apart_because_it_weighs_less_in_turns(stack: Stack) -> None:
+    assert (await stack.chat("[[sim n=7 p=20 cached=16]]")).status_code == 200
+    assert used(stack) == (20, 7)
+    assert list(stack.rig.admission.cached.values()) == [16]
+
+
 async def test_a_stream_likewise(stack: Stack) -> None:
     assert (await stack.chat("[[sim n=7 p=20]]", stream=True)).status_code == 200
     assert used(stack) == (20, 7)

@@ -221,3 +221,27 @@ def test_an_adaptive_cap_holds_beside_the_configured_one(scripts: Scripts) -> No
     assert grants(scripts) == ["a"]
     assert scripts.acquire("b", model, "t", P)[0] == Code.GRANTED
     assert scripts.acquire("c", model, "t", P)[0] == Code.QUEUED
+
+
+def test_cached_input_costs_a_tenth_and_output_twice(scripts: Scripts) -> None:
+    """In tenths of an input token: 10 for each, 1 when it was cached, 20 for output; over the weight."""
+    model = served_model(inflight_max=1)
+    full(scripts, model)
+    for name, weight in (("a", 1.0), ("b", 4.0)):
+        for n in range(2):
+            scripts.acquire(f"{name}{n}", model, name, P, weight=weight, tokens=(1000, 100))
+
+    def time_of(tenant: str) -> float:
+        queue, past = (f"{{tg}}:{key}:{model.deployment_id.hex}:{int(P)}" for key in "qv")
+        return float(scripts.send("ZSCORE", queue, tenant) or scripts.send("HGET", past, tenant))
+
+    began = {name: time_of(name) for name in "ab"}
+    assert serve(scripts, "full0") == ["a0"]
+    assert time_of("a") - began["a"] == 10 * 1000 + 20 * 100  # as estimated
+    scripts.release("a0", (900, 50), cached=800)
+    assert grants(scripts) == ["b0"]
+    assert time_of("a") - began["a"] == 10 * 100 + 1 * 800 + 20 * 50
+    assert time_of("b") - began["b"] == pytest.approx((10 * 1000 + 20 * 100) / 4)
+    scripts.release("b0", (1000, 100), cached=1000)
+    assert grants(scripts) == ["b1"]  # whose estimate is charged already
+    assert time_of("b") - began["b"] == pytest.approx((1 * 1000 + 20 * 100 + 12_000) / 4)
