@@ -28,7 +28,7 @@ from core.ids import new_uuid
 from core.resp import RespClient
 from core.tiers import Tier
 from scheduler.admission import Admission
-from scheduler.types import Prepared
+from scheduler.types import Grant, Prepared
 
 PLENTY = 10**9
 POSTED_AFTER = 4096  # pairs
@@ -117,6 +117,7 @@ class Bench:
         self._model = _model()
         self._turn: Iterator[Prepared] = iter(())
         self._tenants: list[UUID] = []
+        self._used: set[UUID] = set()  # since the last posting
         self.admission = Admission(
             client,
             replica="bench",
@@ -125,12 +126,12 @@ class Bench:
             budget_loader=self._load,
         )
 
-    async def start(self, keys: int) -> None:
+    async def start(self, keys: int, keys_of_tenant: int = KEYS_OF_TENANT) -> None:
         await self._own.call("FLUSHALL")
         await self.admission.start()
         callers = []
         for n in range(keys):
-            if n % KEYS_OF_TENANT == 0:
+            if n % keys_of_tenant == 0:
                 self._tenants.append(uuid4())
                 await self._own.call("HSET", keyspace.credit(self._tenants[-1]), "a", CREDIT_NANO, "v", 1)
             tenant = self._tenants[-1].hex
@@ -142,25 +143,45 @@ class Bench:
         """Return how many pairs were made."""
         for _ in range(max(1, pairs // POSTED_AFTER)):
             await asyncio.gather(*(self._work(POSTED_AFTER // at_once) for _ in range(at_once)))
-            for tenant in self._tenants:  # as the poster does, so that what is outstanding stays as small as in life
-                self._own.call("DEL", keyspace.outstanding(tenant))
-                self._own.call("HSET", keyspace.credit(tenant), "o", 0)
-            await self._own.call("PING")
+            await self.post()
         return max(1, pairs // POSTED_AFTER) * (POSTED_AFTER // at_once) * at_once
 
     async def _work(self, count: int) -> None:
         for _ in range(count):
-            grant = await self.admission.acquire(
-                new_uuid(),
-                next(self._turn),
-                hold=HOLD_NANO,
-                input_tokens=INPUT_TOKENS,
-                output_tokens=OUTPUT_TOKENS,
-                tier=Tier.STANDARD,
-                wait_s=5.0,
-            )
+            grant = await self._ask()
             await asyncio.sleep(0)
             self.admission.release(grant, CHARGE_NANO, USED_INPUT, USED_OUTPUT)
+
+    async def _ask(self) -> Grant:
+        prepared = next(self._turn)
+        self._used.add(UUID(hex=prepared.tenant))
+        return await self.admission.acquire(
+            new_uuid(),
+            prepared,
+            hold=HOLD_NANO,
+            input_tokens=INPUT_TOKENS,
+            output_tokens=OUTPUT_TOKENS,
+            tier=Tier.STANDARD,
+            wait_s=5.0,
+        )
+
+    async def acquire(self, count: int) -> list[Grant]:
+        """Ask for the next callers, all at once."""
+        return await asyncio.gather(*(self._ask() for _ in range(count)))
+
+    async def release(self, grants: list[Grant]) -> None:
+        """Give all back; returns once the server has done it."""
+        for grant in grants:
+            self.admission.release(grant, CHARGE_NANO, USED_INPUT, USED_OUTPUT)
+        await self.admission.heartbeat()  # its answer comes after theirs
+
+    async def post(self) -> None:
+        """Take away what is outstanding, as the poster does, so that it stays as small as in life."""
+        for tenant in self._used:
+            self._own.call("DEL", keyspace.outstanding(tenant))
+            self._own.call("HSET", keyspace.credit(tenant), "o", 0)
+        self._used.clear()
+        await self._own.call("PING")
 
     async def _load(self, tenant: UUID, spends: tuple[Demand, ...]) -> None:  # noqa: ARG002 - nobody spent anything yet
         for demand in spends:

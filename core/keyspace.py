@@ -6,11 +6,12 @@ All keys of a pool share the hash tag ``{tg}``, so that one script may touch any
 key                         type     content and writer
 ==========================  =======  =========================================================================
 ``{tg}:epoch``              string   random id; absent or changed means Valkey lost its data (scheduler)
-``{tg}:c:<counter>``        string   what is held of a concurrency or cap, nano spent of a budget, or a rate's window
-                                     (packed: scheduler/scripts/common.lua); written by the scheduler's scripts;
-                                     a missing budget is made by billing
-``{tg}:b:<counter>``        hash     the older buckets of a rate's window (scheduler)
-``{tg}:spec:<hash>``        string   what every request of one caller on one deployment demands (scheduler)
+``{tg}:c:<counter>``        string   what is held of a cap, or nano spent of a budget; written by the scheduler's
+                                     scripts; a missing budget is made by billing
+``{tg}:o:<owner>``          string   the record of a key, project or tenant: its requests in flight and its rates,
+                                     packed (scheduler/scripts/common.lua); ``{tg}:b:<owner>:<unit>``: buckets of a
+                                     rate that are too many for it (scheduler)
+``{tg}:form:<hash>``        string   what requests of callers with equal limits on one deployment demand (scheduler)
 ``{tg}:credit:<tenant>``    hash     ``a`` available nano before outstanding, ``v`` version of the ledger balance it
                                      came from, ``o`` sum of ``{tg}:out:<tenant>`` (billing sets a and v; o by both)
 ``{tg}:out:<tenant>``       hash     request id → nano outstanding: the hold, after settling the charge, gone
@@ -65,6 +66,10 @@ def outstanding(tenant_id: UUID) -> str:
 
 def counter(name: str) -> str:
     return f"{{tg}}:c:{name}"
+
+
+def record(owner: str) -> str:
+    return f"{{tg}}:o:{owner}"
 
 
 def deployment(deployment_id: UUID) -> str:

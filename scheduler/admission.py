@@ -145,6 +145,10 @@ class Admission:
                 raise ValueError("A rate has a window of at least 1 s.")
             if demand.kind is DemandKind.CAP and not demand.enforced:
                 raise ValueError("A cap that lets everything pass is none.")
+            if demand.kind in {DemandKind.RATE, DemandKind.CONCURRENCY}:
+                commands.record_of(demand)
+        if any(letter.isspace() for letter in owner):
+            raise ValueError("An owner's name has no white space.")
         return Prepared(demands, model, tenant, owner or tenant or NOBODY, weight)
 
     async def acquire(
@@ -176,9 +180,10 @@ class Admission:
             return self._decide_alone(grant)
         self._asking.add(key)
         try:
-            call = acquire_call(packed.acquire, key, tier, grant.hold, wait_s * MICRO, input_tokens, output_tokens)
-            if not packed.known:
-                call = commands.with_spec(call, packed.text)
+            if packed.known:
+                call = acquire_call(packed.acquire, key, tier, grant.hold, wait_s * MICRO, input_tokens, output_tokens)
+            else:
+                call = self._encode(grant, wait_s)
             try:
                 reply = await self._client.send(call)
             except RespError as error:
@@ -256,14 +261,17 @@ class Admission:
         epoch, replica, tenant = self._upkeep.epoch, self._replica, prepared.tenant
         names = tuple(demand.counter for demand in prepared.named)
         budgets = tuple(demand.counter for demand in prepared.spends if demand.enforced)
-        text = commands.spec_text(prepared, (self._cap, *prepared.caps))
-        spec = commands.spec_id(text)
+        caps = (self._cap, *prepared.caps)
+        text, keys = commands.form_text(prepared, caps), commands.packed_names(prepared, caps)
+        form = commands.form_id(text)
         packed = Packed(
             epoch=epoch,
-            spec=spec,
+            names=keys,
+            form=form,
             text=text,
-            acquire=commands.acquire_prefix(spec, epoch=epoch, replica=replica),
-            release=commands.release_prefix(tenant, epoch=epoch, replica=replica),
+            acquire=commands.acquire_prefix(keys, form, prepared.owner, epoch=epoch, replica=replica),
+            acquire_first=commands.acquire_prefix(keys, form, prepared.owner, epoch=epoch, replica=replica, text=text),
+            release=commands.release_prefix(tenant, keys, epoch=epoch, replica=replica),
             share=self._static.share((prepared.model.deployment_id, tenant, names, budgets)),
         )
         prepared.packed = packed
@@ -272,8 +280,9 @@ class Admission:
     @staticmethod
     def _encode(grant: Grant, wait_s: float) -> bytes:
         packed, tokens = grant.packed, (grant.input_tokens, grant.output_tokens)
-        call = acquire_call(packed.acquire, grant.key, grant.tier, grant.hold, wait_s * MICRO, *tokens)
-        return call if packed.known else commands.with_spec(call, packed.text)
+        prefix = packed.acquire if packed.known else packed.acquire_first
+        call = acquire_call(prefix, grant.key, grant.tier, grant.hold, wait_s * MICRO, *tokens)
+        return call if packed.known else commands.with_form(call, packed.text)
 
     async def _send_again(self, call: bytes, error: RespError) -> list[Any]:
         """Load the scripts that the server has lost; whatever else keeps it from answering is `RespUnavailable`."""
@@ -303,7 +312,7 @@ class Admission:
             if code in {Code.UNKNOWN_CREDIT, Code.UNKNOWN_BUDGET} and code not in loaded:
                 loaded.add(code)
                 await self._load(code, grant)
-            elif code == Code.UNKNOWN_SPEC:
+            elif code == Code.UNKNOWN_FORM:
                 packed.known = False
             elif code == Code.EPOCH:
                 await self._renew()
@@ -386,7 +395,7 @@ class Admission:
 
     def _send_release(self, key: bytes, release: Release) -> None:
         tenant, *used = release
-        prefix = commands.release_prefix(tenant, epoch=self._upkeep.epoch, replica=self._replica)
+        prefix = commands.release_prefix(tenant, [], epoch=self._upkeep.epoch, replica=self._replica)
         self._client.post(release_call(prefix, key, *used))
 
     def _repeat_releases(self) -> None:
@@ -401,12 +410,12 @@ class Admission:
     def _register(self, grant: Grant) -> None:
         packed = grant.packed
         lease = commands.lease_text(
-            packed.spec,
+            packed,
+            grant.prepared.owner,
             tier=grant.tier,
             at_us=grant.reply[3] if grant.reply and packed.epoch == self._upkeep.epoch else 0,
             hold=grant.hold,
-            input_tokens=grant.input_tokens,
-            output_tokens=grant.output_tokens,
+            tokens=(grant.input_tokens, grant.output_tokens),
         )
         epoch, replica = self._upkeep.epoch, self._replica
         self._client.post(commands.register_call(grant.key, lease, packed.text, epoch=epoch, replica=replica))

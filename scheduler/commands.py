@@ -4,15 +4,17 @@ import hashlib
 from enum import IntEnum
 from pathlib import Path
 from struct import Struct
+from uuid import UUID
 
 import msgspec
 
 from core import keyspace
-from core.demand import Demand
+from core.demand import Demand, DemandKind, Unit
 from core.money import MAX_BALANCE_NANO
 from core.resp import Part, pack
 from scheduler.caps import Caps
-from scheduler.types import Prepared
+from scheduler.types import Packed, Prepared
+from tenants.types import LimitMode
 
 _FOLDER = Path(__file__).resolve().parent / "scripts"
 _FILES = ("common", "queue", "acquire", "release", "register", "tick", "heartbeat", "epoch", "caps")
@@ -47,6 +49,10 @@ REMOVE = -1  # nothing was used and no usage event will come
 AS_ESTIMATED = -1  # tokens of `release`
 COUNT_MAX = MAX_BALANCE_NANO  # what a limit counts as at most: Lua's numbers are whole up to 2^53
 
+MINUTE_S = 60
+_RATES = {Unit.REQUEST: "rpm", Unit.INPUT_TOKEN: "itpm", Unit.OUTPUT_TOKEN: "otpm"}
+_MODES = frozenset(LimitMode) - {LimitMode.HARD}
+
 _ACQUIRE_TAIL = Struct("<5s32s7sBdddd2s").pack
 _RELEASE_TAIL = Struct("<5s32s7sdddd2s").pack
 _LEASE = Struct("<cBddddd").pack
@@ -64,7 +70,7 @@ class Code(IntEnum):
     EPOCH = 6
     SETTLING = 7  # then: µs left
     UNKNOWN_BUDGET = 8
-    UNKNOWN_SPEC = 9
+    UNKNOWN_FORM = 9
 
 
 class Busy(IntEnum):
@@ -85,31 +91,64 @@ def _open_ended(parts: list[Part], more: int) -> bytes:
     return b"*%d\r\n%b" % (len(parts) + more, body)
 
 
-def spec_text(prepared: Prepared, caps: tuple[Demand, ...]) -> bytes:
-    """Return what every request of `prepared` demands, as the scripts read it; the cap of all first. See common.lua."""
+def record_of(demand: Demand) -> str:
+    """Return whose record a limit is counted in: its counter's name without what is counted.
 
-    def counted(demands: tuple[Demand, ...]) -> list[tuple[str, int, int, int]]:
-        return [(d.counter, d.amount, min(d.limit, COUNT_MAX), int(d.enforced)) for d in demands]
+    A mode stays, and a window other than a minute is added: each has a record of its own.
 
+    Raises:
+        ValueError: the name does not end with what is counted.
+    """
+    rest, _, last = demand.counter.rpartition(":")
+    mode = ""
+    if last in _MODES:
+        mode, (rest, _, last) = f":{last}", rest.rpartition(":")
+    wanted = "conc" if demand.kind is DemandKind.CONCURRENCY else _RATES[demand.unit]
+    if last != wanted or not rest:
+        raise ValueError(f"A counter of this kind is named <whose>:{wanted} or <whose>:{wanted}:<mode>.")
+    other = "" if demand.kind is DemandKind.CONCURRENCY or demand.window_s == MINUTE_S else f":w{demand.window_s}"
+    return rest + mode + other
+
+
+def packed_names(prepared: Prepared, caps: tuple[Demand, ...]) -> list[Part]:
+    """Return the keys that every request of `prepared` goes by, in the order of its form; the cap of all first."""
+    records = dict.fromkeys(map(record_of, prepared.concurrencies + prepared.rates))
+    names = [keyspace.counter(cap.counter) for cap in caps] + [keyspace.record(name) for name in records]
+    if prepared.tenant:
+        tenant_id = UUID(hex=prepared.tenant)
+        names += [keyspace.counter(spend.counter) for spend in prepared.spends]
+        names += [keyspace.credit(tenant_id), keyspace.outstanding(tenant_id)]
+    return list(names)
+
+
+def form_text(prepared: Prepared, caps: tuple[Demand, ...]) -> bytes:
+    """Return what every request of `prepared` demands, without names, as the scripts read it. See common.lua."""
+    limited = prepared.concurrencies + prepared.rates
+    places = {name: place for place, name in enumerate(dict.fromkeys(map(record_of, limited)), start=1)}
+
+    def figures(demand: Demand) -> tuple[int, int]:
+        return demand.amount, min(demand.limit, COUNT_MAX)
+
+    concurrencies = [(places[record_of(d)], *figures(d), int(d.enforced)) for d in prepared.concurrencies]
     rates = [
-        (d.counter, d.amount, min(d.limit, COUNT_MAX), d.window_s * 1_000_000, int(d.unit), int(d.enforced))
+        (places[record_of(d)], *figures(d), d.window_s * 1_000_000, int(d.unit), int(d.enforced))
         for d in prepared.rates
     ]
-    model, tenant = prepared.model, prepared.tenant
-    spends = prepared.spends if tenant else ()
-    limits = (model.inflight_max, model.waiting_max)
-    whole = (model.deployment_id.hex, tenant, *limits, counted(caps), counted(prepared.concurrencies), counted(spends))
-    return msgspec.msgpack.encode((*whole, rates, prepared.owner, prepared.weight))
+    spends = [(figures(d)[1], int(d.enforced)) for d in prepared.spends] if prepared.tenant else []
+    model = prepared.model
+    head = (model.deployment_id.hex, model.inflight_max, model.waiting_max, prepared.weight)
+    counted = ([figures(cap) for cap in caps], len(places), concurrencies, rates, spends)
+    return msgspec.msgpack.encode((*head, *counted, int(bool(prepared.tenant))))
 
 
-def spec_id(text: bytes) -> str:
-    """Long enough for a lease to be more than 64 bytes: a hash of such values is found in without a search."""
+def form_id(text: bytes) -> str:
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
-def acquire_prefix(spec: str, *, epoch: bytes, replica: str) -> bytes:
-    """Encode everything of `acquire` but what a request brings."""
-    return _open_ended(["FCALL", ACQUIRE, 1, keyspace.lease(replica), epoch, spec], 2)
+def acquire_prefix(names: list[Part], form: str, owner: str, *, epoch: bytes, replica: str, text: bytes = b"") -> bytes:
+    """Encode everything of `acquire` but what a request brings; with the form's text it is one part more."""
+    keys: list[Part] = [keyspace.lease(replica), *names]
+    return _open_ended(["FCALL", ACQUIRE, len(keys), *keys, epoch, form, owner], 3 if text else 2)
 
 
 def acquire_call(  # noqa: PLR0917 - in the order of the script's
@@ -121,14 +160,22 @@ def acquire_call(  # noqa: PLR0917 - in the order of the script's
     )
 
 
-def with_spec(acquire: bytes, text: bytes) -> bytes:
-    """Return the call of `acquire` with the spec's text, for a server that may not know it."""
-    return b"*9" + acquire[2:] + b"$%d\r\n%b\r\n" % (len(text), text)
+def with_form(acquire: bytes, text: bytes) -> bytes:
+    """Complete a call of `acquire` that was begun for one part more, for a server that may not know the form."""
+    return acquire + b"$%d\r\n%b\r\n" % (len(text), text)
 
 
-def release_prefix(tenant: str, *, epoch: bytes, replica: str) -> bytes:
-    """Encode everything of `release` but what a request brings; `tenant` is empty without money."""
-    return _open_ended(["FCALL", RELEASE, 1, keyspace.lease(replica), epoch, tenant], 2)
+def release_prefix(tenant: str, names: list[Part], *, epoch: bytes, replica: str) -> bytes:
+    """Encode everything of `release` but what a request brings.
+
+    Args:
+        tenant: empty without money.
+        names: of `packed_names`; none when they are not at hand, and the server reads them in the lease.
+        epoch: the server's life.
+        replica: who gives back.
+    """
+    keys: list[Part] = [keyspace.lease(replica), *names]
+    return _open_ended(["FCALL", RELEASE, len(keys), *keys, epoch, tenant], 2)
 
 
 def release_call(  # noqa: PLR0917 - in the order of the script's
@@ -145,11 +192,12 @@ def caps_call(deployment: str, caps: Caps, *, epoch: bytes) -> bytes:
     return call(SET_CAPS, [keyspace.PREFIX + "m:" + deployment], [epoch, deployment, *figures])
 
 
-def lease_text(spec: str, *, tier: int, at_us: int, hold: int, input_tokens: int, output_tokens: int) -> bytes:
+def lease_text(packed: Packed, owner: str, *, tier: int, at_us: int, hold: int, tokens: tuple[int, int]) -> bytes:
     """Return the lease of a granted request. See common.lua."""
-    return _LEASE(b"G", tier, at_us, input_tokens, output_tokens, hold, 0) + spec.encode()
+    names = " ".join([owner, *map(str, packed.names)])
+    return _LEASE(b"G", tier, at_us, *tokens, hold, 0) + (packed.form + names).encode()
 
 
 def register_call(request: bytes, lease: bytes, text: bytes, *, epoch: bytes, replica: str) -> bytes:
-    """Encode `register` for a running request; `text` is its spec."""
+    """Encode `register` for a running request; `text` is its form."""
     return call(REGISTER, [keyspace.lease(replica)], [epoch, request, lease, text])

@@ -6,6 +6,7 @@ import msgspec
 
 from catalog.types import ServedModel
 from core.demand import Demand, DemandKind
+from core.resp import Part
 from core.tiers import Tier
 from scheduler.fail_static import Share
 
@@ -14,12 +15,14 @@ class Packed(msgspec.Struct, gc=False):
     """The commands of one caller on one model under one epoch, encoded but for what a request brings."""
 
     epoch: bytes
-    spec: str  # the hash of `text`
+    names: list[Part]
+    form: str  # the hash of `text`
     text: bytes  # what the server reads; sent along until it is known there
     acquire: bytes
+    acquire_first: bytes  # the same for a call with the text
     release: bytes
     share: Share  # of this caller on this deployment
-    known: bool = False  # the server has the spec
+    known: bool = False  # the server has the form
 
 
 NOBODY = "-"

@@ -139,8 +139,33 @@ local function wait_of(s, tier, turns, waiting)
   return (higher + own / part) / free * turns[BUSY_US] / turns[SERVED]
 end
 
+local opened = new_record()
+local unused = {[0] = 0, 0, 0} -- of a lease: 1 when its request does not count, tokens by unit
+
+-- Returns a record's new text without the request in flight and what of its rates was not used; nothing when it stays.
+local function give_back_record(record, key, raw, at)
+  local counts, changed = record.counts, false
+  if counts then
+    for unit = 0, 2 do changed = changed or (counts[unit] and unused[unit] ~= 0) end
+  end
+  if not changed then
+    if record.conc == 0 then return nil end
+    local conc = pack('<d', max(0, unpack_struct('<d', raw) - record.conc))
+    return #raw == 8 and conc or conc .. sub(raw, 9)
+  end
+  open_record(opened, raw, record.units)
+  opened.conc = max(0, opened.conc - record.conc)
+  for unit = 0, 2 do
+    if counts[unit] and unused[unit] ~= 0 then
+      local d = unit == 0 and record.takes[0] or unused[unit]
+      adjust_rate(opened[unit], key, unit, record.width, at, -d)
+    end
+  end
+  return record_text(opened, key, record.window)
+end
+
 -- Gives back the slots of a lease that has just been removed, what of its tokens was not used (-1: as estimated), and of
--- its budgets what was not charged. `got` is the answer to `read_back`. `cached`: of the input, for its cost alone.
+-- its budgets what was not charged. `got` is the answer to `read_all`. `cached`: of the input, for its cost alone.
 -- `unserved`: nothing was sent to an engine.
 -- Returns the hold.
 local function give_back(s, lease, got, now, charge, input, output, cached, unserved)
@@ -158,39 +183,27 @@ local function give_back(s, lease, got, now, charge, input, output, cached, unse
       set[4], set[5], n = P .. 'd:' .. f.deployment, turns_text(turns), 5
     end
   end
-  local keys, amounts = s.get, f.amount
-  local first_spend = f.ncap + f.nconc + 1
-  for i = granted and 1 or f.ncap + 1, first_spend - 1 do
-    set[n + 1], set[n + 2] = keys[6 + i], max(0, (tonumber(got[5 + i]) or 0) - amounts[i])
-    n = n + 2
+  if granted then
+    for i = 1, f.ncap do
+      set[n + 1], set[n + 2], n = key_of_cap(s, i), max(0, (tonumber(got[5 + i]) or 0) - f.cap_amount[i]), n + 2
+    end
+  end
+  unused[0] = unserved and 1 or 0
+  unused[1] = input >= 0 and had_input - input or 0
+  unused[2] = output >= 0 and had_output - output or 0
+  for i = 1, f.nrecord do
+    local raw = got[5 + f.ncap + i]
+    local text = raw and give_back_record(f.records[i], key_of_record(s, i), raw, at)
+    if text then
+      set[n + 1], set[n + 2], n = key_of_record(s, i), text, n + 2
+    end
   end
   if charge ~= KEEP then
     local difference = (charge == REMOVE and 0 or charge) - hold
-    for i = first_spend, f.ncount do
-      local spent = tonumber(got[5 + i])
+    for i = 1, f.nspend do
+      local spent = tonumber(got[5 + f.ncap + f.nrecord + i])
       if spent then
-        set[n + 1], set[n + 2] = keys[6 + i], max(0, spent + difference)
-        n = n + 2
-      end
-    end
-  end
-  for _, i in ipairs(f.tokens) do
-    local r, key = f.rates[i], key_of_rate(s, i)
-    local d = 0
-    if r.unit == 1 and input >= 0 then d = input - had_input elseif r.unit == 2 and output >= 0 then d = output - had_output end
-    local value = d ~= 0 and adjust_rate(key, r, got[5 + f.ncount + i], at, d)
-    if value then
-      set[n + 1], set[n + 2] = key, value
-      n = n + 2
-    end
-  end
-  if unserved then -- it does not count as a request either
-    for i, r in ipairs(f.rates) do
-      local key = key_of_rate(s, i)
-      local value = r.unit == 0 and adjust_rate(key, r, call('GET', key), at, -r.amount)
-      if value then
-        set[n + 1], set[n + 2] = key, value
-        n = n + 2
+        set[n + 1], set[n + 2], n = key_of_spend(s, i), max(0, spent + difference), n + 2
       end
     end
   end
@@ -215,20 +228,20 @@ local function drop(epoch, lease, request, replica, now, served)
   local text = call('HGET', lease, request)
   if not text then return nil end
   call('HDEL', lease, request)
-  local s = #text > LEASE_SIZE and spec_of(epoch, sub(text, LEASE_SIZE + 1))
+  local s = caller_of(epoch, text, {lease})
   if not s then return nil end
   if sub(text, 1, 1) == 'W' then
     local v = parse(text)
     leave_queue(s, request .. ' ' .. replica, v.tier, v.cost)
     served = false
   end
-  local got = read_back(s)
+  local got = read_all(s)
   if served then
     give_back(s, text, got, now, KEEP, -1, -1, 0, false)
-    if s.tenant ~= '' then call('HSET', P .. 'owed:' .. replica, request, s.tenant) end
+    if s.out then call('HSET', P .. 'owed:' .. replica, request, tenant_of(s)) end
   else
     give_back(s, text, got, now, REMOVE, 0, 0, 0, true)
-    if s.tenant ~= '' then settle(s.credit, s.out, request, REMOVE) end
+    if s.out then settle(s.credit, s.out, request, REMOVE) end
   end
   return s
 end
@@ -245,10 +258,10 @@ local function room(s, v, got, load, whole)
   if most > 0 and load[1] >= (whole and most or ceiling(most, v.tier)) then return 'full' end
   local need, token_cap = v.input + v.output, load[7] * (whole and 1 or CEILING[v.tier])
   if token_cap > 0 and load[1] > 0 and load[4] + need > token_cap then return 'full' end
-  for i = 1, s.form.ncap do
-    local of_all = key_of(s, i) == P .. 'c:global'
-    local limit = (of_all and not whole) and ceiling(s.form.most[i], v.tier) or s.form.most[i]
-    if (tonumber(got[5 + i]) or 0) + s.form.amount[i] > limit then return of_all and 'stop' or 'owner' end
+  local f = s.form
+  for i = 1, f.ncap do -- the first is of all
+    local limit = (i == 1 and not whole) and ceiling(f.cap_most[i], v.tier) or f.cap_most[i]
+    if (tonumber(got[5 + i]) or 0) + f.cap_amount[i] > limit then return i == 1 and 'stop' or 'owner' end
   end
   return 'fits'
 end
@@ -268,7 +281,7 @@ local function grant(s, v, text, member, owner, got, load, turns, now)
   set[2], set[3] = s.form.load, pack(LOAD, unpack(load, 1, LOAD_SIZE))
   set[4], set[5] = P .. 'd:' .. deployment, turns_text(turns)
   for i = 1, s.form.ncap do
-    set[4 + 2 * i], set[5 + 2 * i] = key_of(s, i), (tonumber(got[5 + i]) or 0) + s.form.amount[i]
+    set[4 + 2 * i], set[5 + 2 * i] = key_of_cap(s, i), (tonumber(got[5 + i]) or 0) + s.form.cap_amount[i]
   end
   write(5 + 2 * s.form.ncap)
   call('HSET', P .. 'lease:' .. replica, request, 'G' .. sub(text, 2))
@@ -307,7 +320,7 @@ local function dispatch_tier(epoch, deployment, tier, due, load, turns, now)
     end
     local request, replica = string.match(member, '^(%S+) (%S+)$')
     local text = call('HGET', P .. 'lease:' .. replica, request)
-    local s = text and #text > LEASE_SIZE and spec_of(epoch, sub(text, LEASE_SIZE + 1))
+    local s = text and caller_of(epoch, text, {P .. 'lease:' .. replica})
     local v = s and parse(text)
     if not s or v.state ~= 'W' or v.deadline <= now or not alive(replica, now) then
       if leave_line(deployment, tier, owner, member) then count_waiting(deployment, tier, -1, v and v.cost or 0) end
@@ -315,7 +328,7 @@ local function dispatch_tier(epoch, deployment, tier, due, load, turns, now)
       return 'next'
     end
     if due and not is_due(turns, tier, v.cost) then return 'none' end
-    local got = read_back(s)
+    local got = read_all(s)
     local fits = room(s, v, got, load, due)
     if fits == 'fits' then
       grant(s, v, text, member, owner, got, load, turns, now)

@@ -1,7 +1,7 @@
 -- Gives back what a request holds, corrects its tokens and budgets to what was used, settles its money, and grants the
 -- next waiters. Idempotent by request id.
 --
--- KEYS: lease
+-- KEYS: lease; then the names of the caller's demands as in `acquire`, or none: then those in the lease count
 -- ARGV: epoch, tenant ('' without money), request id, packed: charge (-2 keep, -1 remove, else nano), input tokens used
 --       (-1: as estimated), output tokens used, of the input those from a prefix cache
 -- Answer: {1 given back, 0 nothing was held} or {6} when the epoch changed
@@ -9,14 +9,14 @@ local function release(keys, args)
   local lease, epoch, tenant, request = keys[1], args[1], args[2], args[3]
   local charge, input, output, cached = unpack_struct('<dddd', args[4])
   local text = call('HGET', lease, request)
-  local s = text and #text > LEASE_SIZE and spec_of(epoch, sub(text, LEASE_SIZE + 1))
+  local s = text and caller_of(epoch, text, keys)
   if not s then
     if call('GET', P .. 'epoch') ~= epoch then return {EPOCH} end
     if text then call('HDEL', lease, request) end
     if tenant ~= '' then settle(P .. 'credit:' .. tenant, P .. 'out:' .. tenant, request, charge) end
     return {0}
   end
-  local got = read_back(s)
+  local got = read_all(s)
   if got[1] ~= epoch then return {EPOCH} end
   local now, waited = server_now(got[2]), sub(text, 1, 1) == 'W'
   call('HDEL', lease, request)
@@ -26,13 +26,13 @@ local function release(keys, args)
     charge, input, output, cached = REMOVE, 0, 0, 0
   end
   local hold = give_back(s, text, got, now, charge, input, output, cached, waited)
-  if s.tenant ~= '' then
+  if s.out then
     settle_hold(s, request, hold, charge)
-    if charge == KEEP then call('HSET', P .. 'owed:' .. sub(lease, #P + 7), request, s.tenant) end
+    if charge == KEEP then call('HSET', P .. 'owed:' .. sub(lease, #P + 7), request, tenant_of(s)) end
   end
   if (tonumber(got[4]) or 0) > 0 then
     -- the waiters of other deployments gain only where the cap of all was in the way
-    local of_all = (tonumber(got[6]) or 0) >= ceiling(s.form.most[1], 0)
+    local of_all = (tonumber(got[6]) or 0) >= ceiling(s.form.cap_most[1], 0)
     dispatch(epoch, now, s.form.deployment, of_all and 8 or 0)
   end
   return {1}

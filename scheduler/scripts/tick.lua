@@ -7,6 +7,7 @@
 -- Answer: {1, leases given back from dead replicas, 1 when there may be more}
 local FORGET_MS = 3600000
 local SWEEP = 100
+local swept = new_record()
 
 local function reap(epoch, replica, expiry_ms, most, now)
   local lease, count = P .. 'lease:' .. replica, 0
@@ -22,18 +23,23 @@ local function reap(epoch, replica, expiry_ms, most, now)
   return count
 end
 
--- A few at a time: a counter of 0 and a rate whose window is over say what a missing one says. A spend does not.
+-- Does a record or a cap say what a missing one says: nothing in flight, no rate whose window is not over?
+local function says_nothing(key, now)
+  if sub(key, 1, #P + 2) == P .. 'c:' then return call('GET', key) == '0' end
+  open_record(swept, call('GET', key), 0)
+  local width = (tonumber(string.match(key, ':w(%d+)$')) or 60) * 1000000 / BUCKETS
+  for unit = 0, swept.units - 1 do
+    if swept[unit].l + BUCKETS + 1 >= now / width then return false end
+  end
+  return swept.conc == 0
+end
+
+-- A few at a time. A budget stays: a missing one says nothing of what is spent.
 local function sweep(now)
-  local step = call('SCAN', call('GET', P .. 'swept') or '0', 'MATCH', P .. 'c:*', 'COUNT', SWEEP)
+  local step = call('SCAN', call('GET', P .. 'swept') or '0', 'MATCH', P .. '[co]:*', 'COUNT', SWEEP)
   for _, key in ipairs(step[2]) do
-    if not string.find(key, ':spend:', 1, true) and call('TYPE', key).ok == 'string' then
-      local text = call('GET', key)
-      local over = text == '0'
-      if #text == 40 then
-        local _, _, l, _, width = unpack_struct(RATE, text)
-        over = l + BUCKETS + 1 < now / width
-      end
-      if over then call('DEL', key) end
+    if not string.find(key, ':spend:', 1, true) and call('TYPE', key).ok == 'string' and says_nothing(key, now) then
+      call('DEL', key)
     end
   end
   call('SET', P .. 'swept', step[1])

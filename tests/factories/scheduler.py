@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from catalog.types import DeploymentKind, EngineKind, ServedModel
+from core import keyspace
 from core.clock import ManualClock
 from core.demand import Demand, DemandKind, Unit
 from core.errors import PlatformError
@@ -20,6 +21,8 @@ from scheduler import commands
 from scheduler.admission import Admission
 from scheduler.loading import BudgetLoader, CreditLoader
 from scheduler.types import Grant, Prepared
+
+RATE, ENTRY, FAR = struct.Struct("<ddddB"), struct.Struct("<Id"), 255  # scheduler/scripts/common.lua
 
 
 def served_model(*, inflight_max: int = 0, waiting_max: int = 256, max_wait_s: int = 30) -> ServedModel:
@@ -59,7 +62,7 @@ def load_text(*, inflight: int = 0, waiting: int = 0, last_us: int = 0) -> bytes
     return LAYOUT.pack(inflight, waiting, last_us, *[0] * 7)
 
 
-def concurrency(limit: int, *, counter: str = "key:k:concurrency") -> Demand:
+def concurrency(limit: int, *, counter: str = "key:k:conc") -> Demand:
     return Demand(DemandKind.CONCURRENCY, counter, 1, limit, "CONCURRENCY_LIMITED")
 
 
@@ -154,22 +157,33 @@ class Fleet:
         return parse_load(await self._read("GET", f"{{tg}}:m:{model.deployment_id.hex}")).last_us
 
     async def count(self, counter: str) -> int:
+        """Return what is counted of a cap or a budget."""
         return int(await self._read("GET", f"{{tg}}:c:{counter}") or 0)
 
-    async def rated(self, counter: str, window_s: int = 60) -> dict[int, int]:
-        """Return what stands in each bucket of a rate, by bucket; checks that the counter is their sum."""
-        raw = await self._read("GET", f"{{tg}}:c:{counter}")
-        if raw is None:
-            return {}
-        total, oldest, newest, count, width = struct.unpack("<5d", raw)
-        assert width == window_s * 1_000_000 / 60
-        flat = await self._read("HGETALL", f"{{tg}}:b:{counter}")
-        ring = {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
-        found, at = {}, int(oldest)
-        while at != newest:
-            found[at] = ring[f"c{at % 64}"]
-            at = ring[f"n{at % 64}"]
-        found[at] = int(count)
+    async def running(self, owner: str) -> int:
+        """Return the requests in flight of an owner's record."""
+        raw = await self._read("GET", keyspace.record(owner))
+        return int(struct.unpack_from("<d", raw)[0]) if raw else 0
+
+    async def rated(self, counter: str) -> dict[int, int]:
+        """Return what stands in each bucket of a rate; checks that its sum is theirs."""
+        whose, _, counted = counter.removesuffix(":dark").rpartition(":")
+        owner, unit = whose + counter[len(whose) + 1 + len(counted) :], ("rpm", "itpm", "otpm").index(counted)
+        raw = await self._read("GET", keyspace.record(owner)) or b""
+        at = struct.calcsize("<d")
+        for place in range(unit + 1):
+            if at >= len(raw):
+                return {}
+            total, oldest, newest, count, near = RATE.unpack_from(raw, at)
+            at += RATE.size
+            closed = b"" if near == FAR else raw[at : at + near * ENTRY.size]
+            at += len(closed)
+            if near == FAR and place == unit:
+                closed = await self._read("GET", f"{{tg}}:b:{owner}:{unit}")
+        found = {int(newest) - (int(newest) - number) % 2**32: int(n) for number, n in ENTRY.iter_unpack(closed)}
+        assert list(found) == sorted(found)
+        found[int(newest)] = int(count)
+        assert min(found) == oldest
         assert sum(found.values()) == total
         return found
 
@@ -200,6 +214,12 @@ async def ask(
         tier=tier,
         wait_s=wait_s,
     )
+
+
+async def until_waiting(replica: Admission, requests: int) -> None:
+    async with asyncio.timeout(10):
+        while replica.waiting != requests:
+            await replica.heartbeat()  # its answer comes after theirs
 
 
 async def until_ready(replica: Admission, *, ready: bool = True) -> None:

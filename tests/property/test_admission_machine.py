@@ -333,7 +333,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             waiting = sum(not e.granted and e.model == which for e in book.entries)
             assert await fleet.load(model) == (book.running(which), waiting)
         assert await fleet.count("global") == book.running()
-        assert await fleet.count("key:k:concurrency") == len(book.entries)
+        assert await fleet.running("key:k") == len(book.entries)
         spent = await fleet.client.call("GET", f"{{tg}}:c:{SPEND}")
         assert spent is None or int(spent) == book.spent
         await fleet.rated("key:k:rpm")  # each is the sum of its buckets

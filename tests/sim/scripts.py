@@ -66,15 +66,16 @@ class Scripts:
         wait_s: float = 1000.0,
     ) -> list[int]:
         """Ask for a place; the answer is the script's."""
-        text = commands.spec_text(Prepared((), model, "", tenant, weight), (GLOBAL,))
-        spec = commands.spec_id(text)
-        prefix = commands.acquire_prefix(spec, epoch=self.epoch, replica=REPLICA)
+        prepared = Prepared((), model, "", tenant, weight)
+        text, names = commands.form_text(prepared, (GLOBAL,)), commands.packed_names(prepared, (GLOBAL,))
+        form = commands.form_id(text)
+        prefix = commands.acquire_prefix(names, form, tenant, epoch=self.epoch, replica=REPLICA, text=text)
         call = commands.acquire_call(prefix, _id(request), tier, 0, round(wait_s * 1e6), *tokens)
-        reply: list[int] = self._exchange(commands.with_spec(call, text))
+        reply: list[int] = self._exchange(commands.with_form(call, text))
         return reply
 
     def release(self, request: str, tokens: tuple[int, int], *, cached: int = 0) -> None:
-        prefix = commands.release_prefix("", epoch=self.epoch, replica=REPLICA)
+        prefix = commands.release_prefix("", [], epoch=self.epoch, replica=REPLICA)
         self._exchange(commands.release_call(prefix, _id(request), commands.REMOVE, *tokens, cached))
 
     def tick(self) -> None:

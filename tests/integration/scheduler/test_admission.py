@@ -12,8 +12,9 @@ from core.errors import ErrorKind, PlatformError
 from core.ids import new_uuid
 from core.tiers import Tier
 from scheduler.admission import Admission
+from scheduler.commands import record_of
 from scheduler.types import Grant
-from tests.factories.scheduler import Fleet, ask, concurrency, money, outcomes, rate, served_model
+from tests.factories.scheduler import Fleet, ask, concurrency, money, outcomes, rate, served_model, until_waiting
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ async def test_grants_and_shows_what_is_left(fleet: Fleet) -> None:
     replica, model, tenant = await fleet.replica(), served_model(), uuid4()
     await fleet.set_credit(tenant, 100)
     grant = await ask(replica, model, rate(60), concurrency(4), money=money(tenant, 42))
-    assert [demand.counter for demand in grant.prepared.named] == ["key:k:concurrency", "key:k:rpm"]
+    assert [demand.counter for demand in grant.prepared.named] == ["key:k:conc", "key:k:rpm"]
     assert grant.reply[5:] == [3, 0, 59, 61, 1]
     assert grant.over == ()
     assert grant.queue_us == 0
@@ -55,7 +56,7 @@ async def test_grants_and_shows_what_is_left(fleet: Fleet) -> None:
     assert await fleet.outstanding(tenant) == {grant.request_id.hex: 14}
     assert await fleet.credit_left(tenant) == 86
     assert await fleet.load(model) == (0, 0)
-    assert await fleet.count("key:k:concurrency") == 0
+    assert await fleet.running("key:k") == 0
 
 
 async def test_release_twice_gives_back_once(fleet: Fleet) -> None:
@@ -66,7 +67,7 @@ async def test_release_twice_gives_back_once(fleet: Fleet) -> None:
     replica.release(grant, 10)
     replica.release(grant, 20)
     assert await fleet.credit_left(tenant) == 90
-    assert await fleet.count("key:k:concurrency") == 1
+    assert await fleet.running("key:k") == 1
     replica.release(other, None)
 
 
@@ -134,7 +135,7 @@ async def test_credit_that_cannot_be_loaded_is_503_and_takes_nothing(fleet: Flee
     replica, model = await fleet.replica(credit_loader=load), served_model()
     error = await refusal(soon(replica, model, concurrency(1), money=money(uuid4(), 100)))
     assert (error.code, error.retry_after_s) == ("SERVICE_UNAVAILABLE", 1)
-    assert await fleet.count("key:k:concurrency") == 0
+    assert await fleet.running("key:k") == 0
     assert await fleet.load(model) == (0, 0)
 
 
@@ -398,3 +399,47 @@ async def test_prepare_refuses_what_cannot_be_encoded(fleet: Fleet) -> None:
     for demand in (rate(1, counter="a b"), rate(1, counter="a=b"), rate(1, window_s=0)):
         with pytest.raises(ValueError, match=r"counter|window"):
             replica.prepare((demand,), served_model(), "")
+
+
+async def test_who_is_put_out_of_the_queue_by_its_own_project_leaves_no_trace(fleet: Fleet) -> None:
+    replica, model = await fleet.replica(), served_model(inflight_max=1, waiting_max=1)
+    demands = (concurrency(9, counter="project:p:conc"), rate(9, counter="project:p:rpm"))
+    running = await ask(replica, model, *demands)
+    lower = asyncio.create_task(ask(replica, model, *demands, tier=Tier.BATCH, wait_s=30))
+    await until_waiting(replica, 1)
+    higher = asyncio.create_task(ask(replica, model, *demands, tier=Tier.PRIORITY, wait_s=30))
+    assert await outcomes(lower) == ["MODEL_BUSY"]
+    assert await fleet.running("project:p") == 2
+    assert sum((await fleet.rated("project:p:rpm")).values()) == 2
+    replica.release(running, None)
+    replica.release(await higher, None)
+    assert await fleet.running("project:p") == 0
+
+
+def test_counters_are_named_by_whose_and_what_they_count() -> None:
+    assert record_of(rate(5, counter="key:k:rpm")) == record_of(concurrency(5, counter="key:k:conc")) == "key:k"
+    assert record_of(rate(5, counter="key:k:m:small:rpm:dark")) == "key:k:m:small:dark"
+    assert record_of(rate(5, counter="key:k:rpm", window_s=10)) == "key:k:w10"
+    for wrong in (rate(5, counter="key:k:conc"), concurrency(5, counter="key:k:rpm"), rate(5, counter="rpm")):
+        with pytest.raises(ValueError, match="named"):
+            record_of(wrong)
+
+
+async def test_a_rate_keeps_its_buckets_wherever_they_stand(fleet: Fleet) -> None:
+    """A few are in the record; more have a key of their own; then a few again."""
+    replica, model = await fleet.replica(), served_model()
+    for n in range(1, 31):
+        replica.release(await ask(replica, model, rate(31)), None)
+        assert sum((await fleet.rated("key:k:rpm")).values()) == n
+        assert await fleet.client.call("EXISTS", "{tg}:b:key:k:0") == (n > 9)
+        await fleet.advance(1.0)
+    for _ in range(4):  # until those are over
+        await fleet.advance(8.0)
+        await replica.heartbeat()
+    for _ in range(12):
+        await fleet.advance(8.0)
+        await replica.heartbeat()
+        replica.release(await ask(replica, model, rate(31)), None)
+        await fleet.rated("key:k:rpm")  # which checks its sum
+    assert sum((await fleet.rated("key:k:rpm")).values()) == 8
+    assert not await fleet.client.call("EXISTS", "{tg}:b:key:k:0")

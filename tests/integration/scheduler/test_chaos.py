@@ -35,7 +35,7 @@ class Load:
                     replica,
                     draw.choice(self.models),
                     rate(20_000, counter=f"key:{tenant.hex}:rpm"),
-                    concurrency(25, counter=f"key:{tenant.hex}:concurrency"),
+                    concurrency(25, counter=f"key:{tenant.hex}:conc"),
                     tokens(10**9, Unit.INPUT_TOKEN, counter=f"key:{tenant.hex}:itpm"),
                     spend(10**15, counter=f"key:{tenant.hex}:spend:t"),
                     money=money(tenant, LARGEST_CHARGE + draw.randrange(10**9)),
@@ -101,7 +101,7 @@ async def test_nothing_is_left_behind(valkey: Path, seed: int, *, lose_data: boo
         assert await fleet.load(model) == (0, 0)
     assert await fleet.count("global") == 0
     for tenant in load.tenants:
-        assert await fleet.count(f"key:{tenant.hex}:concurrency") == 0
+        assert await fleet.running(f"key:{tenant.hex}") == 0
         for counter in ("rpm", "itpm"):
             await fleet.rated(f"key:{tenant.hex}:{counter}")  # which checks that it is the sum of its buckets
         outstanding = await fleet.outstanding(tenant)

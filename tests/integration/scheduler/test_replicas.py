@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -115,7 +116,7 @@ async def test_a_killed_replica_gives_its_slots_back_within_11_s_and_keeps_its_m
     assert await replica.tick() == 8
     assert isinstance(await mine, Grant)
     assert await fleet.load(model) == (1, 0)
-    assert await fleet.count("key:k:concurrency") == 0
+    assert await fleet.running("key:k") == 0
     # what it served stays held until its spool is posted; what only waited was never served
     assert await fleet.credit_left(tenant) == 1000 - 5 * 10 - 7
 
@@ -174,7 +175,7 @@ async def test_a_replica_taken_for_dead_registers_what_still_runs(fleet: Fleet) 
     await asleep.heartbeat()
     await asleep.heartbeat()
     assert await fleet.load(model) == (1, 0)
-    assert await fleet.count("key:k:concurrency") == 1
+    assert await fleet.running("key:k") == 1
     assert await fleet.credit_left(tenant) == 40
     asleep.release(grant, 5)
     await asleep.tick()
@@ -223,12 +224,12 @@ async def test_reconcile_gives_back_what_nobody_holds(fleet: Fleet) -> None:
     replica.release(grant, None)
     await replica.tick()
     await fleet.client.call("HSET", "{tg}:lease:r0", uuid4().hex, lease)
-    await fleet.client.call("MSET", "{tg}:c:global", 1, "{tg}:c:key:k:concurrency", 1)
+    await fleet.client.call("MSET", "{tg}:c:global", 1, "{tg}:o:key:k", struct.pack("<d", 1))
     await fleet.client.call("SET", f"{{tg}}:m:{model.deployment_id.hex}", load_text(inflight=1))
     await replica.reconcile()
     await replica.tick()
     assert await fleet.load(model) == (0, 0)
-    assert await fleet.count("global") == await fleet.count("key:k:concurrency") == 0
+    assert await fleet.count("global") == await fleet.running("key:k") == 0
     assert await fleet.client.call("HLEN", "{tg}:lease:r0") == 0
 
 
@@ -254,7 +255,7 @@ async def test_lost_data_is_registered_anew_before_admission_resumes(fleet: Flee
         replica.release(grant, 1)
         await replica.tick()
     assert await fleet.load(model) == (0, 0)
-    assert await fleet.count("key:k:concurrency") == 0
+    assert await fleet.running("key:k") == 0
     assert await fleet.credit_left(tenant) == 98
 
 
@@ -291,7 +292,7 @@ async def test_a_release_that_lost_data_undid_is_said_again(fleet: Fleet) -> Non
     replica, model, tenant = await fleet.replica(), served_model(), uuid4()
     await fleet.set_credit(tenant, 100)
     grant = await ask(replica, model, concurrency(1), money=money(tenant, 60))
-    keys = ["{tg}:lease:r0", "{tg}:c:global", "{tg}:c:key:k:concurrency", f"{{tg}}:m:{model.deployment_id.hex}"]
+    keys = ["{tg}:lease:r0", "{tg}:c:global", "{tg}:o:key:k", f"{{tg}}:m:{model.deployment_id.hex}"]
     keys += [f"{{tg}}:credit:{tenant.hex}", f"{{tg}}:out:{tenant.hex}"]
     dumps = [await fleet.client.call("DUMP", key) for key in keys]
     replica.release(grant, 13)
