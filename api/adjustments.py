@@ -53,7 +53,7 @@ class GrantOut(Output):
 
 
 class AdjustmentOut(Output):
-    """An adjustment: `pending` until a second operator decides, else `posted` or `declined`."""
+    """An adjustment: `pending` until a second person decides, else `posted` or `declined`."""
 
     id: str
     tenant_id: str

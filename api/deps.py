@@ -21,8 +21,8 @@ from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, parse_id
 from core.logging import get_logger, guard
 from core.pagination import LIMIT_DEFAULT, LIMIT_MAX
-from tenants import audit, closing
-from tenants.types import Actor, ActorKind
+from tenants import audit, closing, vouching
+from tenants.types import Actor, ActorKind, Responsible
 
 log = get_logger(__name__)
 
@@ -151,6 +151,14 @@ class Work:
     act: Act
     services: Services
     caller: Caller
+
+
+async def responsible_of(work: Work) -> Responsible:
+    """Return the operator who calls, and the people who answer for it; only for routes whose rule is an operator's."""
+    operator = work.caller.operator
+    if operator is None:
+        raise PlatformError("FORBIDDEN", ErrorKind.FORBIDDEN, "An operator is needed for this.")
+    return await vouching.responsible(work.session, operator, work.caller.signed_in)
 
 
 def get_work(session: Session, act: CurrentAct, services: CurrentServices, caller: CurrentCaller) -> Work:

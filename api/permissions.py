@@ -164,6 +164,7 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("POST", f"{ADMIN}/operators"): _operator(Op.OPERATOR_WRITE, "operator.create"),
         ("POST", f"{OPERATOR}/tokens"): _operator(Op.OPERATOR_WRITE, "operator_token.issue"),
         ("POST", f"{OPERATOR}/tokens/revoke"): _operator(Op.OPERATOR_WRITE, "operator_token.revoke"),
+        ("POST", f"{OPERATOR}/confirm"): _operator(Op.OPERATOR_WRITE, "operator.confirm"),
         ("POST", f"{OPERATOR}/disable"): _operator(Op.OPERATOR_WRITE, "operator.disable"),
         ("POST", f"{TENANT}/credits"): _operator(Op.CREDIT_WRITE, "credit.top_up"),
         ("POST", f"{TENANT}/grants"): _operator(Op.CREDIT_WRITE, "credit.give"),

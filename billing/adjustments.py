@@ -1,12 +1,13 @@
 """What operators do to a tenant's money beside payments: give credit, and reverse a transaction.
 
 Each is asked for once per idempotency key. Up to a limit it is posted at once; above it, it waits until a second
-operator approves or declines it. The limit is for all that one operator adjusts of a tenant within 24 hours, so that a
-large amount in small parts does not pass it. The database keeps who asked from deciding.
+person approves or declines it. The limit is for all that one person adjusts of a tenant within 24 hours, by whichever
+operators and tokens, so that a large amount in small parts does not pass it. The database keeps who asked from
+deciding.
 """
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
@@ -15,15 +16,14 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import credit_alerts, errors, ledger, lot_queries, lots, posting_queries, rerating_queries
+from billing import credit_alerts, errors, ledger, lot_queries, lots, posting_queries, rerating_queries, two_people
 from billing.lots import Grant, LotSource
 from billing.types import Transaction, Transfer
 from core.idempotency import KEY_MAX_CHARS, key_reused
 from core.ids import IdKind, format_id, new_uuid
 from core.money import Currency
 from core.tiers import Tier
-
-ALONE_WINDOW = timedelta(hours=24)
+from tenants.types import Responsible
 
 
 class Adjustment(msgspec.Struct, frozen=True):
@@ -36,6 +36,7 @@ class Adjustment(msgspec.Struct, frozen=True):
     state: str
     note: str
     requested_by: UUID
+    requested_people: tuple[UUID, ...] | None  # None: from before it was kept
     requested_at: datetime
     decided_by: UUID | None
     decided_at: datetime | None
@@ -48,7 +49,7 @@ class Adjustment(msgspec.Struct, frozen=True):
 class Asked(msgspec.Struct, frozen=True):
     """Who asks for an adjustment, why, and above which sum in 24 hours somebody else must agree (pico)."""
 
-    by: UUID
+    by: Responsible
     note: str
     idempotency_key: str
     alone_max_pico: int
@@ -59,7 +60,7 @@ async def give(session: AsyncSession, tenant_id: UUID, grant: Grant, asked: Aske
     """Give credit, once per idempotency key. After the commit, refresh the tenant's figure.
 
     Raises:
-        PlatformError: NOT_FOUND, INVALID_AMOUNT, INVALID_GRANT, IDEMPOTENCY_KEY_REUSED.
+        PlatformError: NOT_FOUND, INVALID_AMOUNT, INVALID_GRANT, IDEMPOTENCY_KEY_REUSED, NOBODY_ANSWERS.
     """
     body = _digest("grant", msgspec.json.encode(grant).decode(), asked.note)
     before = await _begin(session, tenant_id, asked, body)
@@ -82,7 +83,7 @@ async def reverse(session: AsyncSession, tenant_id: UUID, tx_id: UUID, asked: As
     """Undo a transaction by one that moves the same back; each is reversed once, and a reversal never.
 
     Raises:
-        PlatformError: NOT_FOUND, NOT_REVERSIBLE, CREDIT_SPENT, IDEMPOTENCY_KEY_REUSED.
+        PlatformError: NOT_FOUND, NOT_REVERSIBLE, CREDIT_SPENT, IDEMPOTENCY_KEY_REUSED, NOBODY_ANSWERS.
     """
     body = _digest("reversal", tx_id.hex, asked.note)
     before = await _begin(session, tenant_id, asked, body)
@@ -120,8 +121,11 @@ async def _begin(session: AsyncSession, tenant_id: UUID, asked: Asked, body: byt
 
 async def _ask(session: AsyncSession, tenant_id: UUID, values: dict[str, Any], asked: Asked, body: bytes) -> Adjustment:
     adjustment_id = new_uuid()
-    alone = await lot_queries.asked_alone_pico(session, tenant_id, asked.by, asked.now - ALONE_WINDOW)
+    since = asked.now - two_people.ALONE_WINDOW
+    alone = await lot_queries.asked_alone_pico(session, tenant_id, asked.by.answers, since)
     needs_approval = alone + values["amount"] > asked.alone_max_pico
+    if needs_approval:
+        two_people.require_answer(asked.by)
     await lot_queries.insert_adjustment(
         session,
         tenant_id,
@@ -131,7 +135,9 @@ async def _ask(session: AsyncSession, tenant_id: UUID, values: dict[str, Any], a
             "note": asked.note,
             "key": asked.idempotency_key,
             "body": body,
-            "by": asked.by,
+            "by": asked.by.operator_id,
+            "people": list(asked.by.people),
+            "answers": asked.by.answers,
             "at": asked.now,
             "needs_approval": needs_approval,
         },
@@ -162,15 +168,18 @@ async def search(
 
 
 async def approve(
-    session: AsyncSession, tenant_id: UUID, adjustment_id: UUID, *, by: UUID, now: datetime
+    session: AsyncSession, tenant_id: UUID, adjustment_id: UUID, *, by: Responsible, now: datetime
 ) -> Adjustment:
     """Post a pending adjustment. Doing it again changes nothing.
 
     Raises:
-        PlatformError: NOT_FOUND, SECOND_PERSON_NEEDED, ADJUSTMENT_DECIDED, INVALID_GRANT, NOT_REVERSIBLE, CREDIT_SPENT.
+        PlatformError: NOT_FOUND, SECOND_PERSON_NEEDED, SIGN_IN_TO_DECIDE, OPERATOR_NOT_CONFIRMED, ADJUSTMENT_DECIDED,
+            INVALID_GRANT, NOT_REVERSIBLE, CREDIT_SPENT.
     """
     found = await _pending(session, tenant_id, adjustment_id, by, "posted")
     if found.state == "pending":
+        if not found.requested_people:
+            raise errors.asked_by_nobody()
         if found.grant is not None:
             lots.check(found.grant, now)
         await _post(session, found, by, now)
@@ -178,38 +187,44 @@ async def approve(
 
 
 async def decline(
-    session: AsyncSession, tenant_id: UUID, adjustment_id: UUID, *, by: UUID, now: datetime
+    session: AsyncSession, tenant_id: UUID, adjustment_id: UUID, *, by: Responsible, now: datetime
 ) -> Adjustment:
     """Turn a pending adjustment down for good. Doing it again changes nothing.
 
     Raises:
-        PlatformError: NOT_FOUND, SECOND_PERSON_NEEDED, ADJUSTMENT_DECIDED.
+        PlatformError: NOT_FOUND, SECOND_PERSON_NEEDED, SIGN_IN_TO_DECIDE, OPERATOR_NOT_CONFIRMED, ADJUSTMENT_DECIDED.
     """
     found = await _pending(session, tenant_id, adjustment_id, by, "declined")
     if found.state == "pending":
-        values = {"state": "declined", "tx": None, "by": by, "at": now}
-        await lot_queries.decide(session, tenant_id, adjustment_id, values)
+        await lot_queries.decide(session, tenant_id, adjustment_id, _decision("declined", None, by, now))
     return await get(session, tenant_id, adjustment_id)
 
 
-async def _pending(session: AsyncSession, tenant_id: UUID, adjustment_id: UUID, by: UUID, wanted: str) -> Adjustment:
+async def _pending(
+    session: AsyncSession, tenant_id: UUID, adjustment_id: UUID, by: Responsible, wanted: str
+) -> Adjustment:
     await posting_queries.lock_profiles(session, [tenant_id])
     found = await get(session, tenant_id, adjustment_id)
     if found.state not in ("pending", wanted):
         raise errors.adjustment_decided(found.state)
-    if found.state == "pending" and found.requested_by == by:
-        raise errors.second_person_needed()
+    if found.state == "pending":
+        two_people.require_other(by, found.requested_by, found.requested_people)
     return found
 
 
-async def _post(session: AsyncSession, wanted: Adjustment, by: UUID | None, now: datetime) -> None:
+def _decision(state: str, tx_id: UUID | None, by: Responsible | None, now: datetime) -> dict[str, Any]:
+    if by is None:
+        return {"state": state, "tx": tx_id, "by": None, "person": None, "at": None}
+    return {"state": state, "tx": tx_id, "by": by.operator_id, "person": by.answers, "at": now}
+
+
+async def _post(session: AsyncSession, wanted: Adjustment, by: Responsible | None, now: datetime) -> None:
     actor = f"operator:{format_id(IdKind.OPERATOR, wanted.requested_by)}"
     if wanted.grant is not None:
         posted = await lots.post_grant(session, wanted.tenant_id, wanted.grant, actor=actor, note=wanted.note)
     else:
         posted = await _post_reversal(session, wanted, actor)
-    values = {"state": "posted", "tx": posted.id, "by": by, "at": None if by is None else now}
-    await lot_queries.decide(session, wanted.tenant_id, wanted.id, values)
+    await lot_queries.decide(session, wanted.tenant_id, wanted.id, _decision("posted", posted.id, by, now))
     await credit_alerts.end_risen(session, wanted.tenant_id)
 
 
@@ -277,6 +292,7 @@ def _adjustment(row: Row[Any]) -> Adjustment:
         row.state,
         row.note,
         row.requested_by,
+        None if row.requested_people is None else tuple(row.requested_people),
         row.requested_at,
         row.decided_by,
         row.decided_at,

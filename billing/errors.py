@@ -94,7 +94,25 @@ def second_person_needed() -> PlatformError:
     return PlatformError(
         "SECOND_PERSON_NEEDED",
         ErrorKind.FORBIDDEN,
-        "You asked for this adjustment yourself. Another operator must decide on it.",
+        "You asked for this yourself, or answer for who did. Another person must decide: have a second operator "
+        "invited and confirmed, or set TIDEGATE_BOOKS__ADJUST_ALONE_MAX higher on the host and ask again.",
+    )
+
+
+def nobody_answers() -> PlatformError:
+    return PlatformError(
+        "NOBODY_ANSWERS",
+        ErrorKind.FORBIDDEN,
+        "This is more than may be done alone, and nobody confirmed answers for this sign-in or token. Sign in with "
+        "your own password as a confirmed operator, or issue a new token while you are.",
+    )
+
+
+def asked_by_nobody() -> PlatformError:
+    return PlatformError(
+        "SECOND_PERSON_NEEDED",
+        ErrorKind.FORBIDDEN,
+        "It was asked for before it was kept which person asks. Decline it, and ask again.",
     )
 
 

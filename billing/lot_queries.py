@@ -80,9 +80,10 @@ async def transfers(session: AsyncSession, tenant_id: UUID, tx_id: UUID) -> Sequ
 async def insert_adjustment(session: AsyncSession, tenant_id: UUID, values: Mapping[str, Any]) -> None:
     statement = """
         INSERT INTO credit_adjustment (id, tenant_id, kind, amount_pico, source, expires_at, models, tiers, reverses_tx,
-                                       note, idempotency_key, body_sha256, requested_by, requested_at, needs_approval)
+                                       note, idempotency_key, body_sha256, requested_by, requested_people,
+                                       answered_by, requested_at, needs_approval)
         VALUES (:id, :tenant, :kind, :amount, :source, :expires_at, CAST(:models AS uuid[]), CAST(:tiers AS smallint[]),
-                :reverses, :note, :key, :body, :by, :at, :needs_approval)
+                :reverses, :note, :key, :body, :by, CAST(:people AS uuid[]), :answers, :at, :needs_approval)
     """
     await session.execute(text(statement), {"tenant": tenant_id, **values})
 
@@ -97,20 +98,25 @@ async def adjustment_of_key(session: AsyncSession, tenant_id: UUID, key: str) ->
     return (await session.execute(text(statement), {"tenant": tenant_id, "key": key})).one_or_none()
 
 
-async def asked_alone_pico(session: AsyncSession, tenant_id: UUID, operator_id: UUID, since: datetime) -> int:
-    """Return the sum of what this operator adjusted of the tenant since that instant without anybody's approval."""
+async def asked_alone_pico(session: AsyncSession, tenant_id: UUID, person_id: UUID | None, since: datetime) -> int:
+    """Return what was adjusted of the tenant since that instant without approval, of which this person answers.
+
+    None: what nobody answers for, all of it together.
+    """
     statement = """
         SELECT coalesce(sum(amount_pico), 0) FROM credit_adjustment
-        WHERE tenant_id = :tenant AND requested_by = :by AND requested_at > :since AND NOT needs_approval
+        WHERE tenant_id = :tenant AND answered_by IS NOT DISTINCT FROM CAST(:by AS uuid)
+          AND requested_at > :since AND NOT needs_approval
     """
-    values = {"tenant": tenant_id, "by": operator_id, "since": since}
+    values = {"tenant": tenant_id, "by": person_id, "since": since}
     return int((await session.execute(text(statement), values)).scalar_one())
 
 
 async def decide(session: AsyncSession, tenant_id: UUID, adjustment_id: UUID, values: Mapping[str, Any]) -> None:
     """Set what became of a pending adjustment; the table refuses a decision by who asked for it."""
     statement = """
-        UPDATE credit_adjustment SET state = :state, tx_id = :tx, decided_by = :by, decided_at = :at
+        UPDATE credit_adjustment SET state = :state, tx_id = :tx, decided_by = :by, decided_person = :person,
+            decided_at = :at
         WHERE tenant_id = :tenant AND id = :id
     """
     await session.execute(text(statement), {"tenant": tenant_id, "id": adjustment_id, **values})

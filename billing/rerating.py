@@ -1,8 +1,8 @@
 """Re-rating after a wrong price: usage rated again at the right one, what was paid too much given back.
 
 A run names the wrong published versions, the right one, and which usage. It is counted first, without effect; then an
-operator executes it, above a limit another one than who asked. Events keep what they were billed; the differences are
-lines of their own (`usage_rerating`), and their sum is what the run's transactions move.
+operator executes it, above a limit another person than who asked. Events keep what they were billed; the differences
+are lines of their own (`usage_rerating`), and their sum is what the run's transactions move.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import errors, price_book
+from billing import errors, price_book, two_people
 from billing import rerating_queries as queries
 from billing.lots import NOTE_MAX_CHARS
-from billing.rerating_post import ALONE_WINDOW
 from billing.types import Meter
 from core import outbox
 from core.idempotency import KEY_MAX_CHARS, key_reused
 from core.ids import new_uuid
 from core.money import Currency
 from core.tiers import Tier
+from tenants.types import Responsible
 
 JOB = "billing.rerate"
 VERSIONS_MAX = 100
@@ -105,7 +105,7 @@ class TenantPart(msgspec.Struct, frozen=True):
 
 
 async def ask(
-    session: AsyncSession, wanted: Wanted, *, by: UUID, note: str, idempotency_key: str, now: datetime
+    session: AsyncSession, wanted: Wanted, *, by: Responsible, note: str, idempotency_key: str, now: datetime
 ) -> Run:
     """Ask for a run, once per idempotency key; the worker counts what it would do.
 
@@ -139,7 +139,9 @@ async def ask(
             "note": note,
             "key": idempotency_key,
             "body": body,
-            "by": by,
+            "by": by.operator_id,
+            "people": list(by.people),
+            "answers": by.answers,
             "now": now,
         },
     )
@@ -198,11 +200,12 @@ async def tenants_of(session: AsyncSession, run_id: UUID, *, offset: int, limit:
     return [TenantPart(**_facts(row, TenantPart)) for row in rows]
 
 
-async def execute(session: AsyncSession, run_id: UUID, *, by: UUID, alone_max_pico: int, now: datetime) -> Run:
+async def execute(session: AsyncSession, run_id: UUID, *, by: Responsible, alone_max_pico: int, now: datetime) -> Run:
     """Let a counted run have its effect; the worker does it. Doing it again only wakes the worker.
 
     Raises:
-        PlatformError: NOT_FOUND, RERATING_NOT_COUNTED, RERATING_OVER (cancelled), SECOND_PERSON_NEEDED.
+        PlatformError: NOT_FOUND, RERATING_NOT_COUNTED, RERATING_OVER (cancelled), SECOND_PERSON_NEEDED,
+            SIGN_IN_TO_DECIDE, OPERATOR_NOT_CONFIRMED, NOBODY_ANSWERS.
     """
     row = await queries.lock_run(session, run_id)
     if row is None:
@@ -213,11 +216,20 @@ async def execute(session: AsyncSession, run_id: UUID, *, by: UUID, alone_max_pi
         raise errors.rerating_over(row.state)
     if row.state == "counted":
         sums = await get(session, run_id)
-        alone = await queries.moved_alone_pico(session, by, now - ALONE_WINDOW)
-        needed = row.needs_approval or alone + sums.credit_pico + sums.charge_pico > alone_max_pico
-        if needed and row.requested_by == by:
-            raise errors.second_person_needed()
-        values = {"state": "running", "needs_approval": needed, "by": by, "at": now, "finished": None}
+        alone = await queries.moved_alone_pico(session, by.answers, now - two_people.ALONE_WINDOW)
+        if row.needs_approval or alone + sums.credit_pico + sums.charge_pico > alone_max_pico:
+            two_people.require_other(by, row.requested_by, row.requested_people)
+            if row.answered_by is None:
+                raise errors.nobody_answers() if row.requested_people is not None else errors.asked_by_nobody()
+        values = {
+            "state": "running",
+            "needs_approval": _agreed(by, row),
+            "by": by.operator_id,
+            "answers": by.answers,
+            "person": by.answers if by.signed_in else None,
+            "at": now,
+            "finished": None,
+        }
         await queries.set_state(session, run_id, values)
     if row.state != "done":
         await outbox.add(session, JOB, {"run_id": run_id.hex})
@@ -236,9 +248,15 @@ async def cancel(session: AsyncSession, run_id: UUID, *, now: datetime) -> Run:
     if row.state == "done":
         raise errors.rerating_over(row.state)
     if row.state != "cancelled":
-        values = {"needs_approval": row.needs_approval, "by": row.executed_by, "at": row.executed_at}
+        values = queries.execution_of(row)
         await queries.set_state(session, run_id, {**values, "state": "cancelled", "finished": now})
     return await get(session, run_id)
+
+
+def _agreed(by: Responsible, row: Row[Any]) -> bool:
+    """Whether two people stand for the run: who asked for it, and another who executes it."""
+    other = two_people.is_other(by, row.requested_by, row.requested_people)
+    return by.signed_in and row.answered_by is not None and other
 
 
 def _run(row: Row[Any]) -> Run:

@@ -6,7 +6,7 @@ once per run. So a run that is killed and goes on, or runs in two places, has on
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +19,7 @@ from billing import rerating_queries as queries
 from billing.ledger import Charge
 from billing.price_table import VersionPrices
 from billing.rerating_rate import Amount, Taken, amount, give_back, patched, split
+from billing.two_people import ALONE_WINDOW
 from billing.types import Meter, Outcome, PriceSchedule, Transaction, Transfer
 from core.db import Sessions, transaction
 from core.ids import IdKind, format_id, new_uuid
@@ -29,7 +30,6 @@ from tenants import audit
 from tenants.types import SYSTEM
 
 EVENTS_MAX = 2000  # of one batch, those that the run is not about too
-ALONE_WINDOW = timedelta(hours=24)
 KIND = "rerating"
 
 Prices = dict[UUID, VersionPrices]
@@ -82,8 +82,8 @@ async def step(
         sessions: where.
         run_id: which run.
         prices: published versions met before; new ones are entered.
-        alone_max_pico: above which sum in 24 hours a second operator is needed. A run that its asker executes stops
-            there, and waits for another.
+        alone_max_pico: above which sum in 24 hours a second operator is needed. A run of one person stops there, and
+            waits for another.
         now: the instant that decides which lots have expired.
         on_moved: called in the transaction for a tenant whose money moved.
     """
@@ -127,7 +127,7 @@ async def step(
 
 async def _end(session: AsyncSession, run: Row[Any], alone_max_pico: int, now: datetime) -> None:
     """Every tenant is counted, or done."""
-    values = {"needs_approval": run.needs_approval, "by": run.executed_by, "at": run.executed_at, "finished": None}
+    values = {**queries.execution_of(run), "finished": None}
     if run.state == "counting":
         sums = await queries.run(session, run.id)
         if sums is not None:
@@ -140,12 +140,13 @@ async def _end(session: AsyncSession, run: Row[Any], alone_max_pico: int, now: d
 
 async def _too_much(session: AsyncSession, run: Row[Any], rated: Rated, alone_max_pico: int, now: datetime) -> bool:
     """Stop a run of one person that would move more than one person may; another can execute the rest."""
-    if run.executed_by != run.requested_by:
+    if run.needs_approval:
         return False
-    moved = await queries.moved_alone_pico(session, run.requested_by, now - ALONE_WINDOW)
+    moved = await queries.moved_alone_pico(session, run.executed_answer, now - ALONE_WINDOW)
     if moved + rated.credit + rated.charge <= alone_max_pico:
         return False
-    values = {"state": "counted", "needs_approval": True, "by": None, "at": None, "finished": None}
+    nobody: dict[str, Any] = dict.fromkeys(("by", "answers", "person", "at", "finished"))
+    values = {**nobody, "state": "counted", "needs_approval": True}
     await queries.set_state(session, run.id, values)
     return True
 

@@ -14,9 +14,11 @@ TIME_LIMIT = "5min"  # of finding a run's tenants in the rollup
 async def insert_run(session: AsyncSession, values: Mapping[str, Any]) -> None:
     statement = """
         INSERT INTO rerating (id, currency, wrong_versions, right_version, models, tiers, meters, since, until,
-                              charge_more, note, idempotency_key, body_sha256, requested_by, requested_at)
+                              charge_more, note, idempotency_key, body_sha256, requested_by, requested_people,
+                              answered_by, requested_at)
         VALUES (:id, :currency, CAST(:wrong AS uuid[]), :right, CAST(:models AS uuid[]), CAST(:tiers AS smallint[]),
-                CAST(:meters AS text[]), :since, :until, :charge_more, :note, :key, :body, :by, :now)
+                CAST(:meters AS text[]), :since, :until, :charge_more, :note, :key, :body, :by,
+                CAST(:people AS uuid[]), :answers, :now)
     """
     await session.execute(text(statement), dict(values))
 
@@ -81,20 +83,33 @@ async def lock_run(session: AsyncSession, run_id: UUID) -> Row[Any] | None:
 
 async def set_state(session: AsyncSession, run_id: UUID, values: Mapping[str, Any]) -> None:
     statement = """
-        UPDATE rerating SET state = :state, needs_approval = :needs_approval, executed_by = :by, executed_at = :at,
-               finished_at = :finished WHERE id = :run
+        UPDATE rerating SET state = :state, needs_approval = :needs_approval, executed_by = :by,
+               executed_answer = :answers, executed_person = :person, executed_at = :at, finished_at = :finished
+        WHERE id = :run
     """
     await session.execute(text(statement), {"run": run_id, **values})
 
 
-async def moved_alone_pico(session: AsyncSession, operator_id: UUID, since: datetime) -> int:
-    """Return what runs moved that this operator both asked for and executed since that instant."""
+def execution_of(run: Row[Any]) -> dict[str, Any]:
+    """Return who executes a run, as `set_state` takes it."""
+    return {
+        "needs_approval": run.needs_approval,
+        "by": run.executed_by,
+        "answers": run.executed_answer,
+        "person": run.executed_person,
+        "at": run.executed_at,
+    }
+
+
+async def moved_alone_pico(session: AsyncSession, person_id: UUID | None, since: datetime) -> int:
+    """Return what runs moved since that instant without approval, of which this person answers (None: nobody)."""
     statement = """
         SELECT coalesce(sum(t.credited_pico + t.charged_pico), 0)
         FROM rerating r JOIN rerating_tenant t ON t.run_id = r.id
-        WHERE r.requested_by = :by AND r.executed_by = :by AND r.executed_at > :since
+        WHERE r.executed_answer IS NOT DISTINCT FROM CAST(:by AS uuid) AND NOT r.needs_approval
+          AND r.executed_at > :since
     """
-    return int((await session.execute(text(statement), {"by": operator_id, "since": since})).scalar_one())
+    return int((await session.execute(text(statement), {"by": person_id, "since": since})).scalar_one())
 
 
 async def tenants(session: AsyncSession, run_id: UUID, *, offset: int, limit: int) -> Sequence[Row[Any]]:

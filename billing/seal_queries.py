@@ -65,8 +65,16 @@ _FIRST_LIMIT = """coalesce((
     FROM ledger_account a JOIN credit_terms c ON c.tenant_id = a.tenant_id
     WHERE a.id = t.account_id AND a.code = 'asset.unbilled' AND c.mode = 'postpaid'
     ORDER BY c.number, c.id LIMIT 1), '{}')"""
-_DECISION = ("state", "decided_by", "decided_at", "tx_id")
-_EXECUTION = ("state", "needs_approval", "executed_by", "executed_at", "finished_at")
+_DECISION = ("state", "decided_by", "decided_person", "decided_at", "tx_id")
+_EXECUTION = (
+    "state",
+    "needs_approval",
+    "executed_by",
+    "executed_answer",
+    "executed_person",
+    "executed_at",
+    "finished_at",
+)
 _DROPPING = ("state", "dropped_at", "seq", "events", "kept_sha256", "prev_hash", "hash")
 RECORDS = {
     "ledger_account": Record("ledger_account", _ID),

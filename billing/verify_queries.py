@@ -79,7 +79,8 @@ _CHECKS = {
             WHEN 'declined' THEN j.tx_id IS NULL AND j.decided_by <> j.requested_by
             WHEN 'posted' THEN x.tenant_id = j.tenant_id AND x.kind = j.kind AND t.amount = j.amount_pico
                  AND x.note = j.note AND x.reverses_tx IS NOT DISTINCT FROM j.reverses_tx
-                 AND (NOT j.needs_approval OR j.decided_by <> j.requested_by) END, false)
+                 AND (NOT j.needs_approval OR j.decided_by <> j.requested_by
+                      AND (j.requested_people IS NULL OR j.decided_person <> ALL (j.requested_people))) END, false)
            OR EXISTS (SELECT FROM credit_adjustment o WHERE o.id <> j.id AND o.tx_id = j.tx_id)
            OR EXISTS (SELECT FROM credit_adjustment o WHERE o.id <> j.id AND o.tenant_id = j.tenant_id
                       AND o.idempotency_key = j.idempotency_key)

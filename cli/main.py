@@ -98,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_audit(commands, home)
     _add_spool(commands, home)
     _add_secrets(commands, home)
+    _add_operators(commands, home)
     _add_backup(commands, home)
     roles = commands.add_parser("roles", help="print what each role may do")
     roles.set_defaults(command=_roles)
@@ -282,6 +283,23 @@ def _add_secrets(
             action.add_argument("--force", action="store_true", help="even if keys or tokens stop working")
 
 
+def _add_operators(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser
+) -> None:
+    operators = commands.add_parser("operators", help="look after those who run the platform")
+    actions = operators.add_subparsers(title="actions", required=True, metavar="action")
+    confirm = actions.add_parser(
+        "confirm",
+        parents=[home],
+        help="say that an operator is a person of their own",
+        description="Confirm that the operator who signs in with this address is a person of their own: from then on "
+        "they decide on money above the limit that others ask for. Operators confirm others too, over the API; the "
+        "second of an installation is confirmed here.",
+    )
+    confirm.add_argument("email", help="the address they sign in with")
+    confirm.set_defaults(command=_confirm_operator)
+
+
 def _add_backup(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser) -> None:
     backup = commands.add_parser(
         "backup",
@@ -383,6 +401,12 @@ def _ledger_export(options: argparse.Namespace) -> int:
     from cli.books import export
 
     return export(options.home, BooksFormat(options.format), options.until, options.output)
+
+
+def _confirm_operator(options: argparse.Namespace) -> int:
+    from cli import operators
+
+    return operators.confirm(options.home, options.email)
 
 
 def _audit_verify(options: argparse.Namespace) -> int:

@@ -123,7 +123,7 @@ async def _logins(session: AsyncSession, settings: Settings, known: HomeSecrets,
         person = await people.create(session, email=email, name=name)
         await sign_in.set_password(session, person.id, await hasher.new(password, email=email, name=name), now)
         if email == OPERATOR_EMAIL:
-            await operators.link(session, operator.id, person.id)
+            await operators.link(session, operator.id, person.id, now=now)
         elif demo is not None:
             await members.add(session, demo.tenant_id, person.id, Role.OWNER)
     hasher.close()

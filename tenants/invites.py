@@ -214,9 +214,18 @@ async def _found(session: AsyncSession, tenant_id: UUID | None, invite_id: UUID)
 
 
 async def resend(
-    session: AsyncSession, tenant_id: UUID | None, invite_id: UUID, *, inviter: str, post: letters.Post, now: datetime
+    session: AsyncSession,
+    tenant_id: UUID | None,
+    invite_id: UUID,
+    *,
+    inviter: str,
+    post: letters.Post,
+    now: datetime,
+    vouched_by: UUID | None = None,
 ) -> Invite:
     """Mail a fresh link, good for seven days from now; the old one is good for nothing.
+
+    `vouched_by` is who sends it, to whom an invite of an operator belongs from now on.
 
     Raises:
         PlatformError: not_found, conflict for one that was accepted or revoked, or into a closed tenant.
@@ -224,6 +233,8 @@ async def resend(
     row = await _found(session, tenant_id, invite_id)
     if _state(row, now) in {InviteState.ACCEPTED, InviteState.REVOKED}:
         raise PlatformError("INVITE_CLOSED", ErrorKind.CONFLICT, "This invite is over. Make another one.")
+    if tenant_id is None:
+        row.invited_by = vouched_by
     place = PLATFORM if tenant_id is None else (await _inviting(session, tenant_id)).name
     return await _send(session, row, place=place, inviter=inviter, post=post, now=now)
 
@@ -281,5 +292,6 @@ async def accept(session: AsyncSession, token: str, person: Person, *, peppers: 
         await members.add(session, row.tenant_id, person.id, Role(row.role), project_id=row.project_id)
     elif row.operator_role is not None:
         await _require_no_operator(session, person.id)
-        await operators.create_for(session, person, OperatorRole(row.operator_role))
+        vouched_by = None if row.invited_by == person.id else row.invited_by
+        await operators.create_for(session, person, OperatorRole(row.operator_role), vouched_by=vouched_by)
     return invite_of(row, now)

@@ -92,10 +92,10 @@ async def operator_by_name(session: AsyncSession, name: str) -> OperatorRow | No
     return (await session.scalars(select(OperatorRow).where(OperatorRow.name == name))).one_or_none()
 
 
-async def operator_by_digest(session: AsyncSession, digest: bytes) -> OperatorRow | None:
-    """Return the operator whose token this is, when both may be used now."""
+async def operator_by_digest(session: AsyncSession, digest: bytes) -> tuple[OperatorRow, UUID | None] | None:
+    """Return the operator whose token this is, when both may be used now, and who issued the token."""
     query = (
-        select(OperatorRow)
+        select(OperatorRow, OperatorTokenRow.issued_by)
         .join(OperatorTokenRow, OperatorTokenRow.operator_id == OperatorRow.id)
         .where(
             OperatorTokenRow.digest == digest,
@@ -104,12 +104,13 @@ async def operator_by_digest(session: AsyncSession, digest: bytes) -> OperatorRo
             OperatorRow.disabled_at.is_(None),
         )
     )
-    return (await session.scalars(query)).one_or_none()
+    found = (await session.execute(query)).one_or_none()
+    return None if found is None else (found[0], found[1])
 
 
 _STORE_ANEW = """
-    INSERT INTO operator_token (id, operator_id, prefix, last4, digest, pepper_id, created_at, expires_at)
-    SELECT :id, operator_id, prefix, last4, :new, :pepper, created_at, expires_at FROM operator_token
+    INSERT INTO operator_token (id, operator_id, issued_by, prefix, last4, digest, pepper_id, created_at, expires_at)
+    SELECT :id, operator_id, issued_by, prefix, last4, :new, :pepper, created_at, expires_at FROM operator_token
     WHERE digest = :old AND revoked_at IS NULL
     ON CONFLICT DO NOTHING
 """
@@ -122,6 +123,35 @@ async def rehash_operator_token(session: AsyncSession, old: bytes, new: bytes, t
 
 async def operator_of_person(session: AsyncSession, person_id: UUID) -> OperatorRow | None:
     return (await session.scalars(select(OperatorRow).where(OperatorRow.person_id == person_id))).one_or_none()
+
+
+async def answer_for_tokens(session: AsyncSession, operator_id: UUID, person_id: UUID) -> None:
+    """Have a person answer for the operator's tokens that nobody answers for."""
+    await session.execute(
+        update(OperatorTokenRow)
+        .where(OperatorTokenRow.operator_id == operator_id, OperatorTokenRow.issued_by.is_(None))
+        .values(issued_by=person_id)
+    )
+
+
+async def addresses_of_other_operators(
+    session: AsyncSession, emails: Sequence[str], person_id: UUID | None
+) -> Sequence[str]:
+    statement = """
+        SELECT p.email FROM person p JOIN operator o ON o.person_id = p.id
+        WHERE p.email = ANY(:emails) AND p.id IS DISTINCT FROM CAST(:person AS uuid)
+        UNION
+        SELECT i.email FROM invite i
+        WHERE i.email = ANY(:emails) AND i.operator_role IS NOT NULL AND i.accepted_at IS NULL
+          AND i.revoked_at IS NULL AND (i.invited_by IS NULL OR i.invited_by IS DISTINCT FROM CAST(:person AS uuid))
+    """
+    return (await session.scalars(text(statement), {"emails": list(emails), "person": person_id})).all()
+
+
+async def lock_operator(session: AsyncSession, operator_id: UUID) -> OperatorRow | None:
+    """Lock an operator, read anew."""
+    query = select(OperatorRow).where(OperatorRow.id == operator_id).with_for_update()
+    return (await session.scalars(query.execution_options(populate_existing=True))).one_or_none()
 
 
 async def revoke_operator_tokens(session: AsyncSession, operator_id: UUID) -> None:

@@ -98,7 +98,7 @@ OPERATOR_WORDS: Mapping[OperatorPermission, str] = MappingProxyType(
         OperatorPermission.CATALOG_WRITE: "change models and deployments",
         OperatorPermission.AUDIT_READ: "read, search and export the audit log",
         OperatorPermission.OPERATOR_READ: "see who the operators are",
-        OperatorPermission.OPERATOR_WRITE: "invite and lock out operators, issue their tokens, see mail kept here",
+        OperatorPermission.OPERATOR_WRITE: "invite, confirm and lock out operators, issue tokens, see mail kept here",
         OperatorPermission.IDENTITY_WRITE: "set up identity providers",
         OperatorPermission.SECRET_WRITE: "see how far a rotation of the installation's secrets has come",
     }

@@ -103,6 +103,9 @@ class OperatorRow(Base):
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=NOW)
     disabled_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     origin: Mapped[str] = mapped_column(Text, server_default="")
+    vouched_by: Mapped[UUID | None] = mapped_column(ForeignKey("person.id"))
+    confirmed_by: Mapped[UUID | None] = mapped_column(ForeignKey("person.id"))
+    confirmed_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
 
 
 class OperatorTokenRow(Base):
@@ -110,6 +113,7 @@ class OperatorTokenRow(Base):
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     operator_id: Mapped[UUID] = mapped_column(ForeignKey("operator.id"))
+    issued_by: Mapped[UUID | None] = mapped_column(ForeignKey("person.id"))
     prefix: Mapped[str] = mapped_column(Text)
     last4: Mapped[str] = mapped_column(Text)
     digest: Mapped[bytes] = mapped_column(LargeBinary, unique=True)

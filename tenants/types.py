@@ -276,7 +276,11 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Somebody who runs the platform. `person_id` is who signs in as this operator, if anybody does."""
+    """Somebody who runs the platform. `person_id` is who signs in as this operator, if anybody does.
+
+    `vouched_by` invited this person, and answers for what they do until they are confirmed. `token_issued_by` is who
+    issued the token that the operator was found by.
+    """
 
     id: UUID
     name: str
@@ -284,6 +288,23 @@ class Operator:
     person_id: UUID | None
     created_at: datetime
     disabled_at: datetime | None
+    vouched_by: UUID | None = None
+    confirmed_at: datetime | None = None
+    token_issued_by: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Responsible:
+    """The operator who does something, and the people who answer for it.
+
+    `people`: who proved to be there or issued the token, then who vouches for them, and so on. `answers`: the last of
+    them when confirmed; None: nobody answers. `signed_in`: a person is there, by the own password, and confirmed.
+    """
+
+    operator_id: UUID
+    people: tuple[UUID, ...] = ()
+    answers: UUID | None = None
+    signed_in: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Operators: give credit, reverse transactions, decide on what others asked for, look at lots."""
 
 from typing import Annotated
-from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
 
@@ -24,6 +23,7 @@ from api.deps import (
     TenantId,
     TransactionId,
     Work,
+    responsible_of,
 )
 from api.guard import GuardedRoute
 from api.idempotency import REPLAYED_YES
@@ -33,7 +33,6 @@ from api.schemas import problems
 from billing import adjustments, credit_figures
 from billing.adjustments import Adjustment, Asked
 from billing.tasks import ask_refresh
-from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id
 from core.money import PICO_PER_UNIT
 from core.pagination import page_of
@@ -43,20 +42,13 @@ router = APIRouter(route_class=GuardedRoute, tags=["credit and usage"])
 
 _STATES = {
     **problems(403, 409),
-    202: {"model": AdjustmentOut, "description": "A second operator has to decide: it is above the limit."},
+    202: {"model": AdjustmentOut, "description": "A second person has to decide: it is above the limit."},
 }
 
 
-def _operator(work: Work) -> UUID:
-    operator = work.caller.operator
-    if operator is None:
-        raise PlatformError("FORBIDDEN", ErrorKind.FORBIDDEN, "An operator is needed for this.")
-    return operator.id
-
-
-def _asked(work: Work, note: str, key: str) -> Asked:
+async def _asked(work: Work, note: str, key: str) -> Asked:
     alone_max_pico = work.services.settings.books.adjust_alone_max * PICO_PER_UNIT
-    return Asked(_operator(work), note, key, alone_max_pico, work.services.clock.now())
+    return Asked(await responsible_of(work), note, key, alone_max_pico, work.services.clock.now())
 
 
 async def _done(work: Work, done: Adjustment, response: Response | None = None) -> AdjustmentOut:
@@ -81,9 +73,9 @@ async def _done(work: Work, done: Adjustment, response: Response | None = None) 
 async def give_credit(
     tenant_id: TenantId, body: GrantIn, idempotency_key: IdempotencyKey, work: CurrentWork, response: Response
 ) -> AdjustmentOut:
-    """Give promo or goodwill credit, once per idempotency key; above the limit it waits for a second operator."""
+    """Give promo or goodwill credit, once per idempotency key; above the limit it waits for a second person."""
     await tenants.get(work.session, tenant_id)
-    asked = _asked(work, body.note, idempotency_key)
+    asked = await _asked(work, body.note, idempotency_key)
     return await _done(work, await adjustments.give(work.session, tenant_id, body.grant(), asked), response)
 
 
@@ -102,23 +94,24 @@ async def reverse_transaction(
     work: CurrentWork,
     response: Response,
 ) -> AdjustmentOut:
-    """Post one that moves the same back; above the limit it waits for a second operator."""
+    """Post one that moves the same back; above the limit it waits for a second person."""
     await tenants.get(work.session, tenant_id)
-    asked = _asked(work, body.note, idempotency_key)
+    asked = await _asked(work, body.note, idempotency_key)
     return await _done(work, await adjustments.reverse(work.session, tenant_id, transaction_id, asked), response)
 
 
-@router.post(f"{ADJUSTMENT}/approve", summary="Approve what another operator asked for", responses=problems(403, 409))
+@router.post(f"{ADJUSTMENT}/approve", summary="Approve what another person asked for", responses=problems(403, 409))
 async def approve_adjustment(tenant_id: TenantId, adjustment_id: AdjustmentId, work: CurrentWork) -> AdjustmentOut:
+    """Post it. Takes a confirmed person, signed in with the own password, who did not ask nor answer for who did."""
     now = work.services.clock.now()
-    done = await adjustments.approve(work.session, tenant_id, adjustment_id, by=_operator(work), now=now)
+    done = await adjustments.approve(work.session, tenant_id, adjustment_id, by=await responsible_of(work), now=now)
     return await _done(work, done)
 
 
-@router.post(f"{ADJUSTMENT}/decline", summary="Decline what another operator asked for", responses=problems(403, 409))
+@router.post(f"{ADJUSTMENT}/decline", summary="Decline what another person asked for", responses=problems(403, 409))
 async def decline_adjustment(tenant_id: TenantId, adjustment_id: AdjustmentId, work: CurrentWork) -> AdjustmentOut:
     now = work.services.clock.now()
-    done = await adjustments.decline(work.session, tenant_id, adjustment_id, by=_operator(work), now=now)
+    done = await adjustments.decline(work.session, tenant_id, adjustment_id, by=await responsible_of(work), now=now)
     return await _done(work, done)
 
 

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import APIRouter, Query
 
@@ -32,7 +33,7 @@ from api.visit import CurrentVisit, Visit
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id
 from core.pagination import Page, page_of
-from tenants import invites, members, operators, people, person_status, tenants
+from tenants import invites, members, operators, people, person_status, tenants, vouching
 from tenants.roles import OPERATOR_PERMISSIONS, OperatorPermission, Rights
 from tenants.types import Invite, OperatorRole, Person, Role
 
@@ -174,6 +175,12 @@ def _inviter(visit: Visit) -> str:
     return "Your operator" if signed_in is None else signed_in.person.email
 
 
+def _who(visit: Visit) -> UUID | None:
+    """Who answers for whom they invite, until they are confirmed."""
+    operator = visit.caller.operator
+    return None if operator is None else vouching.who(operator, visit.caller.signed_in)
+
+
 def _page(page: Page[Invite]) -> InvitePage:
     return InvitePage(
         items=[invite_out(one) for one in page.items],
@@ -243,12 +250,11 @@ async def list_operator_invites(session: ReadSession, paging: CurrentPaging, vis
 @router.post(f"{ADMIN}/operator-invites", status_code=201, summary="Invite an operator", responses=problems(409, 429))
 async def invite_operator(body: OperatorInviteIn, session: Session, visit: CurrentVisit) -> InviteOut:
     """Mail a link, good once and for seven days, to somebody who shall run the platform with this role."""
-    signed_in = visit.caller.signed_in
     invite = await invites.to_operators(
         session,
         email=body.email,
         role=OperatorRole(body.role),
-        invited_by=None if signed_in is None else signed_in.person.id,
+        invited_by=_who(visit),
         inviter=_inviter(visit),
         post=post_of(visit.services),
         now=visit.now,
@@ -260,7 +266,13 @@ async def invite_operator(body: OperatorInviteIn, session: Session, visit: Curre
 @router.post(f"{OPERATOR_INVITE}/resend", summary="Send an operator's invite again", responses=problems(409))
 async def resend_operator_invite(invite_id: InviteId, session: Session, visit: CurrentVisit) -> InviteOut:
     invite = await invites.resend(
-        session, None, invite_id, inviter=_inviter(visit), post=post_of(visit.services), now=visit.now
+        session,
+        None,
+        invite_id,
+        inviter=_inviter(visit),
+        post=post_of(visit.services),
+        now=visit.now,
+        vouched_by=_who(visit),
     )
     visit.act.on(invite.id, role=invite.operator_role)
     return invite_out(invite)

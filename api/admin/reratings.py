@@ -9,7 +9,7 @@ from pydantic import Field
 
 from api.adjustments import Why
 from api.admin.credits import IdempotencyKey
-from api.deps import CurrentPaging, CurrentWork, ReadSession, Work, path_id
+from api.deps import CurrentPaging, CurrentWork, ReadSession, Work, path_id, responsible_of
 from api.guard import GuardedRoute
 from api.idempotency import REPLAYED_YES
 from api.permissions import ADMIN, RERATING
@@ -17,7 +17,6 @@ from api.schemas import CurrencyCode, Input, Instant, Output, TierName, problems
 from billing import rerating
 from billing.rerating import Run, TenantPart, Wanted
 from billing.types import Meter
-from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id, parse_id
 from core.money import PICO_PER_UNIT, format_pico
 from core.pagination import page_of
@@ -80,7 +79,7 @@ class RerateOut(RerateFigures):
 
     id: str
     state: Literal["counting", "counted", "running", "done", "cancelled"]
-    needs_approval: bool = Field(description="Another operator than who asked must execute it.")
+    needs_approval: bool = Field(description="Another person than who asked must execute it, or did.")
     currency: CurrencyCode
     wrong_version_ids: list[str]
     right_version_id: str
@@ -166,13 +165,6 @@ def _out(run: Run) -> RerateOut:
     )
 
 
-def _operator(work: Work) -> UUID:
-    operator = work.caller.operator
-    if operator is None:
-        raise PlatformError("FORBIDDEN", ErrorKind.FORBIDDEN, "An operator is needed for this.")
-    return operator.id
-
-
 def _told(work: Work, run: Run) -> RerateOut:
     answer = _out(run)
     work.act.on(run.id, state=run.state, note=run.note, credit=answer.credit, charge=answer.charge)
@@ -186,7 +178,12 @@ async def ask_rerating(
     """Count what rating usage again would do, without effect, once per idempotency key. Read it until it is counted."""
     now = work.services.clock.now()
     run = await rerating.ask(
-        work.session, body.wanted(), by=_operator(work), note=body.note, idempotency_key=idempotency_key, now=now
+        work.session,
+        body.wanted(),
+        by=await responsible_of(work),
+        note=body.note,
+        idempotency_key=idempotency_key,
+        now=now,
     )
     if run.replayed:
         response.headers.update(REPLAYED_YES)
@@ -232,10 +229,10 @@ async def list_rerating_tenants(
     f"{RERATING}/execute", status_code=202, summary="Execute a counted re-rating", responses=problems(403, 409)
 )
 async def execute_rerating(rerating_id: RunId, work: CurrentWork) -> RerateOut:
-    """Let the worker post it, batch by batch. Above the limit of one operator, it takes another than who asked."""
+    """Let the worker post it, batch by batch. Above the limit of one person, it takes another than who asked."""
     alone_max_pico = work.services.settings.books.adjust_alone_max * PICO_PER_UNIT
     now = work.services.clock.now()
-    by = _operator(work)
+    by = await responsible_of(work)
     run = await rerating.execute(work.session, rerating_id, by=by, alone_max_pico=alone_max_pico, now=now)
     return _told(work, run)
 

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from api.guard import COOKIE, CSRF_HEADER
 from api.services import Services
+from billing import tasks
 from core import db, mail, outbox
 from core.mail import KeptMail
 from core.tasks import Job, TaskContext
@@ -20,7 +21,7 @@ AUTH = "/api/v1/auth"
 PASSWORD = "tides-turn-at-dusk-again"
 OTHER = "lantern-quay-moss-ebbing"
 ADA = "ada@example.com"
-JOBS = {task.name: task for task in (*mail.TASKS, *people_tasks.TASKS) if isinstance(task, Job)}
+JOBS = {task.name: task for task in (*mail.TASKS, *people_tasks.TASKS, *tasks.TASKS) if isinstance(task, Job)}
 
 
 @dataclass

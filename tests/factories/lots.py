@@ -14,13 +14,22 @@ from core.ids import new_uuid
 from core.money import parse_pico
 from core.tiers import Tier
 from core.usage import TokenUsage
+from tenants.types import Responsible
 from tests.factories import billing as make
 
-ASKER = UUID("01890000-0000-7000-8000-00000000d001")
-OTHER = UUID("01890000-0000-7000-8000-00000000d002")
+
+def person(number: int, *, operator: int = 0) -> Responsible:
+    """Somebody confirmed, signed in as the operator that is theirs, or as another."""
+    one = UUID(f"01890000-0000-7000-8000-00000000d{number:03}")
+    return Responsible(UUID(int=one.int + 16**8 * (1 + operator)), (one,), one, signed_in=True)
 
 
-def asked(now: datetime, key: str = "", *, by: UUID = ASKER, note: str = "why", alone_max_pico: int = 10**30) -> Asked:
+ASKER, OTHER = person(1), person(2)
+
+
+def asked(
+    now: datetime, key: str = "", *, by: Responsible = ASKER, note: str = "why", alone_max_pico: int = 10**30
+) -> Asked:
     return Asked(by, note, key or new_uuid().hex, alone_max_pico, now)
 
 

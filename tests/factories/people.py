@@ -57,8 +57,9 @@ async def member(sessions_: db.Sessions, tenant_id: UUID, role: Role, *, project
 
 
 async def operator_person(sessions_: db.Sessions, role: OperatorRole) -> Visitor:
-    """Commit an operator who signs in as a person."""
+    """Commit an operator who signs in as a person, confirmed to be one."""
     visitor = await person(sessions_)
     async with db.transaction(sessions_) as session:
-        await operators.create(session, name=f"operator {uuid4().hex}", role=role, person_id=visitor.person.id)
+        made = await operators.create(session, name=f"operator {uuid4().hex}", role=role)
+        await operators.link(session, made.id, visitor.person.id, now=datetime.now(UTC))
     return visitor

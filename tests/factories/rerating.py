@@ -13,9 +13,9 @@ from billing.types import Meter, PriceItem
 from core.db import Sessions, transaction
 from core.ids import new_uuid
 from core.tiers import Tier
+from tenants.types import Responsible
+from tests.factories.lots import ASKER
 
-ASKER = UUID("01890000-0000-7000-8000-00000000d001")
-OTHER = UUID("01890000-0000-7000-8000-00000000d002")
 BEGIN = datetime(2025, 1, 1, tzinfo=UTC)
 END = datetime(2027, 1, 1, tzinfo=UTC)
 NOW = datetime(2025, 12, 11, 12, 0, tzinfo=UTC)
@@ -79,7 +79,7 @@ async def drive(
 
 
 async def execute(
-    sessions: Sessions, run_id: UUID, *, by: UUID = ASKER, alone_max_pico: int = NO_LIMIT, now: datetime = NOW
+    sessions: Sessions, run_id: UUID, *, by: Responsible = ASKER, alone_max_pico: int = NO_LIMIT, now: datetime = NOW
 ) -> Run:
     async with transaction(sessions) as session:
         return await rerating.execute(session, run_id, by=by, alone_max_pico=alone_max_pico, now=now)

@@ -129,9 +129,11 @@ async def _decided(sessions: Sessions, tenant_id: UUID) -> None:
     async with transaction(sessions) as session:
         found = await quarantine.search(session, tenant_id, limit=3)
         await quarantine.bill(
-            session, tenant_id, found[0].id, make.USAGE, reason="counted", by=credit.ASKER, now=NOVEMBER
+            session, tenant_id, found[0].id, make.USAGE, reason="counted", by=credit.ASKER.operator_id, now=NOVEMBER
         )
-        await quarantine.dismiss(session, tenant_id, found[1].id, reason="a test", by=credit.OTHER, now=NOVEMBER)
+        await quarantine.dismiss(
+            session, tenant_id, found[1].id, reason="a test", by=credit.OTHER.operator_id, now=NOVEMBER
+        )
 
 
 def _id(at: datetime) -> UUID:

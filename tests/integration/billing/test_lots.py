@@ -23,6 +23,7 @@ from core.ids import new_uuid
 from core.money import Currency, parse_pico
 from core.settings import Database
 from core.tiers import Tier
+from tenants.types import Responsible
 from tests.factories import billing as make
 from tests.factories import lots as credit
 
@@ -168,7 +169,7 @@ async def ask(
     amount: str,
     key: str = "k",
     *,
-    by: UUID = credit.ASKER,
+    by: Responsible = credit.ASKER,
     now: datetime = NOVEMBER,
 ) -> Adjustment:
     async with transaction(sessions) as session:
@@ -176,7 +177,7 @@ async def ask(
         return await adjustments.give(session, tenant_id, grant, credit.asked(now, key, by=by, alone_max_pico=ALONE))
 
 
-async def decide(sessions: Sessions, asked: Adjustment, by: UUID, *, agree: bool = True) -> Adjustment:
+async def decide(sessions: Sessions, asked: Adjustment, by: Responsible, *, agree: bool = True) -> Adjustment:
     async with transaction(sessions) as session:
         does = adjustments.approve if agree else adjustments.decline
         return await does(session, asked.tenant_id, asked.id, by=by, now=NOVEMBER)
@@ -192,15 +193,14 @@ async def test_above_the_limit_a_second_person_decides(sessions: Sessions, datab
         with pytest.raises(PlatformError) as refused:
             await decide(sessions, asked, credit.ASKER, agree=agree)
         assert refused.value.code == "SECOND_PERSON_NEEDED"
-    with (
-        psycopg.connect(database_settings.url.get_secret_value()) as owner,
-        pytest.raises(psycopg.errors.CheckViolation),
-    ):
-        owner.execute(
-            "UPDATE credit_adjustment SET decided_by = requested_by, decided_at = now() WHERE state = 'pending'"
-        )
+    for wrong in ("decided_by = requested_by", "decided_by = uuidv7(), decided_person = answered_by"):
+        with (
+            psycopg.connect(database_settings.url.get_secret_value()) as owner,
+            pytest.raises(psycopg.errors.CheckViolation),
+        ):
+            owner.execute(f"UPDATE credit_adjustment SET {wrong}, decided_at = now() WHERE state = 'pending'")
     posted = await decide(sessions, asked, credit.OTHER)
-    assert (posted.state, posted.decided_by) == ("posted", credit.OTHER)
+    assert (posted.state, posted.decided_by) == ("posted", credit.OTHER.operator_id)
     assert await decide(sessions, asked, credit.OTHER) == posted
     assert await make.available(sessions, tenant_id) == 2 * ALONE + 1
     with pytest.raises(PlatformError) as refused:

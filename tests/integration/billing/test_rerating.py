@@ -248,9 +248,9 @@ async def test_above_the_limit_another_operator_is_needed(sessions: Sessions) ->
     with pytest.raises(PlatformError) as refused:
         await again.execute(sessions, run.id, alone_max_pico=2 * DELTA - 1)
     assert refused.value.code == "SECOND_PERSON_NEEDED"
-    run = await again.execute(sessions, run.id, by=again.OTHER, alone_max_pico=2 * DELTA - 1)
+    run = await again.execute(sessions, run.id, by=credit.OTHER, alone_max_pico=2 * DELTA - 1)
     run = await again.drive(sessions, run.id, alone_max_pico=2 * DELTA - 1)
-    assert (run.state, run.executed_by, run.credited_pico) == ("done", again.OTHER, 2 * DELTA)
+    assert (run.state, run.executed_by, run.credited_pico) == ("done", credit.OTHER.operator_id, 2 * DELTA)
     await is_right(sessions)
 
 
@@ -266,7 +266,7 @@ async def test_usage_that_came_after_the_count_does_not_pass_the_limit(sessions:
     await use(sessions, s, tenant_id, NOON + timedelta(minutes=1))
     run = await again.drive(sessions, run.id, alone_max_pico=DELTA)
     assert (run.state, run.needs_approval, run.done_events) == ("counted", True, 0)
-    await again.execute(sessions, run.id, by=again.OTHER, alone_max_pico=DELTA)
+    await again.execute(sessions, run.id, by=credit.OTHER, alone_max_pico=DELTA)
     assert (await again.drive(sessions, run.id, alone_max_pico=DELTA)).credited_pico == 2 * DELTA
     await is_right(sessions)
 

@@ -11,9 +11,9 @@ from core import db, keyspace, outbox
 from core.ids import IdKind, format_id
 from core.tasks import Job, TaskContext
 from tenants import audit
-from tenants.types import AuditFilter
+from tenants.types import AuditFilter, OperatorRole
 from tests.factories import billing as make
-from tests.factories.tenants import operator
+from tests.factories.people import operator_person
 from tests.integration.billing.test_price_preview import NOON, at, post
 from tests.integration.billing.test_rerating import two
 from tests.integration.control.conftest import Client
@@ -77,19 +77,22 @@ async def test_from_the_question_to_the_figure(admin: Client, services: Services
     assert actions == ["rerating.finish", "rerating.post", "rerating.execute", "rerating.ask"]
 
 
-async def test_two_operators_above_the_limit(
-    admin: Client, anonymous: Client, services: Services, monkeypatch: pytest.MonkeyPatch
+async def test_two_people_above_the_limit(
+    anonymous: Client, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    admin, other = [anonymous.visited_by(await operator_person(services.sessions, OperatorRole.ADMIN)) for _ in "12"]
     monkeypatch.setitem(services.settings.books.__dict__, "adjust_alone_max", 0)
     body, _ = await _wrong(services.sessions, 1)
     asked = await admin.post(RUNS, body, headers={"idempotency-key": "two"})
     await _work(services)
     path = f"{RUNS}/{asked.json()['id']}"
     assert (await admin.get(path)).json()["needs_approval"]
-    alone = await admin.post(f"{path}/execute")
-    assert (alone.status_code, alone.json()["code"]) == (403, "SECOND_PERSON_NEEDED")
-    _, token = await operator(services.sessions)
-    second = await anonymous.acting_as(token).post(f"{path}/execute")
+    made = (await admin.post("/api/v1/admin/operators", {"name": "program"})).json()
+    token = (await admin.post(f"/api/v1/admin/operators/{made['id']}/tokens", {})).json()["token"]
+    for same in (admin, anonymous.acting_as(token)):
+        alone = await same.post(f"{path}/execute")
+        assert (alone.status_code, alone.json()["code"]) == (403, "SECOND_PERSON_NEEDED")
+    second = await other.post(f"{path}/execute")
     assert second.status_code == 202
     await _work(services)
     done = (await admin.get(path)).json()
