@@ -17,7 +17,7 @@ from scheduler import commands, refusals
 from scheduler.commands import AS_ESTIMATED, COUNT_MAX, KEEP, REMOVE, Busy, Code, acquire_call, release_call
 from scheduler.fail_static import FailStatic
 from scheduler.loading import BudgetLoader, CreditLoader, Loading
-from scheduler.types import NOBODY, Grant, Packed, Prepared
+from scheduler.types import NOBODY, Entitlement, Grant, Packed, Prepared
 from scheduler.upkeep import Upkeep
 from scheduler.waiting import Waiting, WaitResult
 
@@ -125,7 +125,13 @@ class Admission:
 
     @staticmethod
     def prepare(
-        demands: tuple[Demand, ...], model: ServedModel, tenant: str, *, owner: str = "", weight: float = 1.0
+        demands: tuple[Demand, ...],
+        model: ServedModel,
+        tenant: str,
+        *,
+        owner: str = "",
+        weight: float = 1.0,
+        entitlements: tuple[Entitlement, ...] = (),
     ) -> Prepared:
         """Take down what every request of one caller on one model demands. Keep it as long as all of it holds.
 
@@ -135,6 +141,7 @@ class Admission:
             tenant: who pays, in hex; empty where nothing costs money.
             owner: whose turn it is when a request waits; the tenant where none is given.
             weight: of two owners that wait, one with twice the weight is served twice as much.
+            entitlements: of all tenants on the model's deployment.
         """
         if not weight > 0:
             raise ValueError("A weight is positive.")
@@ -149,7 +156,8 @@ class Admission:
                 commands.record_of(demand)
         if any(letter.isspace() for letter in owner):
             raise ValueError("An owner's name has no white space.")
-        return Prepared(demands, model, tenant, owner or tenant or NOBODY, weight)
+        whose = owner or tenant or NOBODY
+        return Prepared(demands, model, tenant, owner=whose, weight=weight, entitlements=entitlements)
 
     async def acquire(
         self,

@@ -13,11 +13,11 @@ from core.demand import Demand, DemandKind, Unit
 from core.money import MAX_BALANCE_NANO
 from core.resp import Part, pack
 from scheduler.caps import Caps
-from scheduler.types import Packed, Prepared
+from scheduler.types import Entitlement, Packed, Prepared
 from tenants.types import LimitMode
 
 _FOLDER = Path(__file__).resolve().parent / "scripts"
-_FILES = ("common", "queue", "acquire", "release", "register", "tick", "heartbeat", "epoch", "caps")
+_FILES = ("common", "entitlements", "queue", "acquire", "release", "register", "tick", "heartbeat", "epoch", "caps")
 _HEAD = """#!lua name=tidegate_{0}
 local function function_name(name) return 'tg_' .. name .. '_{0}' end
 """
@@ -138,7 +138,14 @@ def form_text(prepared: Prepared, caps: tuple[Demand, ...]) -> bytes:
     model = prepared.model
     head = (model.deployment_id.hex, model.inflight_max, model.waiting_max, prepared.weight)
     counted = ([figures(cap) for cap in caps], len(places), concurrencies, rates, spends)
-    return msgspec.msgpack.encode((*head, *counted, int(bool(prepared.tenant))))
+    entitled = entitlements_text(prepared.entitlements)
+    return msgspec.msgpack.encode((*head, *counted, int(bool(prepared.tenant)), entitled))
+
+
+def entitlements_text(entitlements: tuple[Entitlement, ...]) -> str:
+    """Return what tenants are entitled to as the scripts read it, the same for all callers. See entitlements.lua."""
+    ordered = sorted(entitlements, key=lambda entitlement: entitlement.owner)
+    return ";".join(f"{e.owner} {e.guarantee} {e.deserved} {e.capability}" for e in ordered)
 
 
 def form_id(text: bytes) -> str:

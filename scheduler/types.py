@@ -28,27 +28,72 @@ class Packed(msgspec.Struct, gc=False):
 NOBODY = "-"
 
 
+NO_CAPABILITY = 1_000_000_000
+"""Of an entitlement without one: more than is ever in flight."""
+
+
+class Entitlement(msgspec.Struct, frozen=True, gc=False):
+    """What a tenant is entitled to on one deployment, in requests in flight: guarantee ≤ deserved ≤ capability.
+
+    `owner` is the tenant in hex. The guarantee is kept free for it; what it deserves is lent while it does not want it;
+    above its capability it waits.
+    """
+
+    owner: str
+    guarantee: int = 0
+    deserved: int = 0
+    capability: int = NO_CAPABILITY
+
+
+def entitled_demand(entitlement: Entitlement, model: ServedModel) -> Demand:
+    """Return the count of what an entitled tenant has in flight, which is also the cap that its capability is."""
+    counter = f"entitled:{model.deployment_id.hex}:{entitlement.owner}"
+    return Demand(DemandKind.CAP, counter, 1, entitlement.capability, "MODEL_BUSY")
+
+
 class Prepared:
     """The static demands of one caller on one model, in the order the script checks them.
 
     `named` are those that an answer names by their place. `tenant` (hex) pays; it is empty where nothing costs money.
-    `owner` is whose turn it is when a request waits, and `weight` how much that one gets beside others.
+    `owner` is whose turn it is when a request waits, and `weight` how much that one gets beside others. `entitlements`
+    are those of all tenants on this deployment; the owner's own is the first of its caps.
     """
 
     __slots__ = (
-        *("caps", "concurrencies", "demands", "model", "named", "owner", "packed", "rates", "reply_size", "spends"),
+        *(
+            "caps",
+            "concurrencies",
+            "demands",
+            "entitlements",
+            "model",
+            "named",
+            "owner",
+            "packed",
+            "rates",
+            "reply_size",
+            "spends",
+        ),
         *("tenant", "tokens", "weight"),
     )
 
     def __init__(
-        self, demands: tuple[Demand, ...], model: ServedModel, tenant: str, owner: str = NOBODY, weight: float = 1.0
+        self,
+        demands: tuple[Demand, ...],
+        model: ServedModel,
+        tenant: str,
+        *,
+        owner: str = NOBODY,
+        weight: float = 1.0,
+        entitlements: tuple[Entitlement, ...] = (),
     ) -> None:
         self.demands = demands
         self.model = model
         self.tenant = tenant
         self.owner = owner
         self.weight = weight
-        self.caps = tuple(d for d in demands if d.kind is DemandKind.CAP)
+        self.entitlements = entitlements
+        own = tuple(entitled_demand(one, model) for one in entitlements if one.owner == owner)
+        self.caps = own + tuple(d for d in demands if d.kind is DemandKind.CAP)
         self.concurrencies = tuple(d for d in demands if d.kind is DemandKind.CONCURRENCY)
         self.rates = tuple(d for d in demands if d.kind is DemandKind.RATE)
         self.spends = tuple(d for d in demands if d.kind is DemandKind.SPEND)

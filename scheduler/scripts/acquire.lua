@@ -177,15 +177,37 @@ local function seconds(us) return min(60, max(1, ceil(us / 1000000))) end
 
 -- Whether a request that has to wait may: returns the answer of a refusal, or nothing, the estimated wait in µs and whether
 -- another one was taken out of the queue for it.
-local function door(s, epoch, lease, request, tier, wait_us, raw, now)
+local function door(s, epoch, lease, request, tier, wait_us, raw, has_less, now)
   local load, turns = {read_load(raw)}, read_turns(s.form.deployment)
-  local estimate_us = wait_of(s, tier, turns, {[0] = load[9], load[10], load[2] - load[9] - load[10]})
+  local estimate_us = wait_of(s, tier, turns, {[0] = load[9], load[10], load[2] - load[9] - load[10]}, has_less)
   if wait_us <= 0 then return {BUSY, seconds(estimate_us), FULL} end
   if call('HEXISTS', lease, request) == 1 then return nil, estimate_us end -- it is in already
   if estimate_us > wait_us then return {BUSY, seconds(estimate_us), TOO_LATE} end
   if load[2] < s.form.waiting_max then return nil, estimate_us end
   if not make_place(epoch, s, tier, load, now) then return {BUSY, seconds(estimate_us), FULL} end
   return nil, estimate_us, true
+end
+
+-- What the tenant has less of than it is entitled to: 'guaranteed', 'deserved' or nil.
+local function has_less_of(s, got, most)
+  local entitled = s.form.entitled
+  local i = entitled and entitled.place[s.owner]
+  if not i then return nil end
+  local n = tonumber(got[7]) or 0 -- its counter follows the cap of all
+  if n < guaranteed_now(entitled.guarantee[i], most, s.form.limit) then return 'guaranteed' end
+  return n < entitled.deserved[i] and 'deserved' or nil
+end
+
+-- Is the deployment full for this request? `within`: its tenant has a guarantee left, and it may fill the whole cap. What is
+-- kept for others is looked at only where it can be in the way.
+local function is_full(f, tier, within, inflight, tokens, need, most, token_cap)
+  if token_cap > 0 and inflight > 0 and tokens + need > token_cap * (within and 1 or CEILING[tier]) then return true end
+  if most <= 0 then return false end
+  local entitled = f.entitled
+  if within or not entitled then return inflight >= (within and most or ceiling(most, tier)) end
+  local others = most - entitled.guaranteed
+  if others > 0 and inflight < ceiling(others, tier) then return false end
+  return inflight >= top_beside(stand_of(entitled, most, f.limit), most, tier, false)
 end
 
 local function acquire(keys, args)
@@ -208,16 +230,20 @@ local function acquire(keys, args)
   if refusal then return leave(s, lease, request, refusal) end
 
   local inflight, waiting, last, tokens, _, cap, token_cap, saturation, batch, standard = read_load(got[5])
-  local most, need, queued = nearer(f.limit, cap), input + output, full
+  local most, need, queued, behind = nearer(f.limit, cap), input + output, full, false
+  local has_less = has_less_of(s, got, most)
   if not queued then
-    queued = (most > 0 and inflight >= ceiling(most, tier))
-      or (token_cap > 0 and inflight > 0 and tokens + need > token_cap * CEILING[tier])
-      or (waiting > 0 and waiting > (tier > 0 and batch or 0) + (tier > 1 and standard or 0)) -- of its tier or a higher one
+    local within = has_less == 'guaranteed'
+    queued = is_full(f, tier, within, inflight, tokens, need, most, token_cap)
+    if not queued and waiting > 0 and not within then -- of its tier or a higher one?
+      behind = waiting > (tier > 0 and batch or 0) + (tier > 1 and standard or 0)
+      queued = behind
+    end
   end
   local estimate_us, deadline = 0, 0
   if queued then
     local answer, another_left
-    answer, estimate_us, another_left = door(s, args[1], lease, request, tier, wait_us, got[5], now)
+    answer, estimate_us, another_left = door(s, args[1], lease, request, tier, wait_us, got[5], has_less, now)
     if answer then return leave(s, lease, request, answer) end
     if another_left then -- and gave back what may be counted in our records: these are read again, and only lower
       got = read_all(s)
@@ -248,6 +274,7 @@ local function acquire(keys, args)
   if over then
     for i, which in ipairs(over) do reply[n + i] = which end
   end
+  if behind then dispatch(args[1], now, f.deployment, 0) end -- who waits may be held up by a cap of its own
   return reply
 end
 

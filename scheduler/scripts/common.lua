@@ -52,6 +52,7 @@ end
 
 -- Forms ---------------------------------------------------------------------------------------------------------------
 
+local entitled_of -- in entitlements.lua
 local young, old, known, life = {}, {}, 0, ''
 
 -- Reads a form: deployment, limit, waiting_max, weight, caps, count of records, concurrencies, rates, budgets, 1 for money.
@@ -63,6 +64,7 @@ local function compile(text)
     cap_amount = {}, cap_most = {}, records = {}, concs = {}, rates = {}, spends = {}, shown = {[0] = false, false, false},
     get = {'MGET', P .. 'epoch', P .. 'offset_us', P .. 'settle', P .. 'waiters', P .. 'm:' .. v[1]},
   }
+  f.entitled = entitled_of(v[1], v[11])
   f.nread = f.ncap + f.nrecord + f.nspend
   for i, cap in ipairs(v[5]) do f.cap_amount[i], f.cap_most[i] = cap[1], cap[2] end -- amount, limit
   for i = 1, f.nrecord do f.records[i] = {conc = 0, units = 0, takes = {[0] = 0, 0, 0}} end

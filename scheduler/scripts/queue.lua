@@ -6,10 +6,14 @@
 -- granted out of the queue, and is corrected when it ends. Who comes anew starts at the time of the last one served, so that
 -- nobody saves up turns by being idle. Nothing is counted while nobody waits.
 -- Within a tenant: the earliest deadline.
+-- Entitlements (entitlements.lua) come before that: who has less in flight than is guaranteed to it goes first, whatever its
+-- tier and up to the whole cap; within a tier, who has less than it deserves goes before who has more. All others leave free
+-- what is guaranteed and not in use.
 --
 -- q:<deployment>:<tier>          zset: waiting tenants by their virtual time
 -- w:<deployment>:<tier>:<tenant> zset: the requests of one, '<request> <replica>', by deadline (µs)
 -- v:<deployment>:<tier>          hash: the virtual time of tenants that do not wait now
+-- h:<deployment>                 the entitlements of tenants
 -- d:<deployment>                 the turns, packed: by tier virtual time of the last served (VT), cost waiting (ASKED), cost
 --                                granted lately (GIVEN); when that was; cost served and µs while somebody waited, both of
 --                                late (SERVED, BUSY_US), when that was
@@ -69,7 +73,8 @@ local function join_queue(s, member, tier, deadline, cost, now, before)
     turns[SERVED_AT] = now
     call('ZADD', P .. 'queues', now, deployment)
   end
-  call('SET', P .. 'd:' .. deployment, turns_text(turns))
+  local entitled = s.form.entitled and s.form.entitled.text or ''
+  call('MSET', P .. 'd:' .. deployment, turns_text(turns), P .. 'h:' .. deployment, entitled)
   call('INCR', P .. 'waiters')
 end
 
@@ -116,8 +121,10 @@ end
 
 -- How long a request that joins now will wait, in µs: what is before it over how fast the deployment serves. Of its own
 -- tier that is what fair turns let pass before it; a higher tier keeps what it had lately, a lower one its floor.
--- `waiting`: requests by tier.
-local function wait_of(s, tier, turns, waiting)
+-- `waiting`: requests by tier. `has_less`: than its tenant is entitled to: 'guaranteed', it is next; 'deserved', no other
+-- tenant's turn comes before.
+local function wait_of(s, tier, turns, waiting, has_less)
+  if has_less == 'guaranteed' then return 0 end
   if turns[BUSY_US] < 100000 or turns[SERVED] <= 0 then return 0 end -- nothing is known yet
   local higher, given, above, free = 0, 0, 0, 1
   for t = 0, 2 do
@@ -134,7 +141,8 @@ local function wait_of(s, tier, turns, waiting)
     local owners = call('ZCARD', queue_of(s.form.deployment, tier))
     local mine = call('ZCARD', line_of(s.form.deployment, tier, s.owner))
     if mine == 0 then owners = owners + 1 end
-    own = min(own, mine * owners * own / waiting[tier] / s.form.weight)
+    local passing = has_less == 'deserved' and 1 or owners / s.form.weight
+    own = min(own, mine * passing * own / waiting[tier])
   end
   return (higher + own / part) / free * turns[BUSY_US] / turns[SERVED]
 end
@@ -252,26 +260,32 @@ local function alive(replica, now)
 end
 
 -- Does the request of this lease fit now? 'fits'; 'owner' (one of its tenant's own caps is full); 'full' (the deployment
--- is); 'stop' (the platform is). `whole`: it may fill the caps, whatever its tier.
-local function room(s, v, got, load, whole)
-  local most = nearer(load[5], load[6])
-  if most > 0 and load[1] >= (whole and most or ceiling(most, v.tier)) then return 'full' end
+-- is); 'stop' (the platform is). `due`: it may fill the caps, whatever its tier. `within`: likewise that of the deployment, as
+-- its tenant has a guarantee left. `stand`: of those entitled, if there are any.
+local function room(s, v, got, load, due, within, stand)
+  local most, whole = nearer(load[5], load[6]), due or within
+  if most > 0 then
+    local top = whole and most or ceiling(most, v.tier)
+    if stand and not within then top = top_beside(stand, most, v.tier, due) end
+    if load[1] >= top then return 'full' end
+  end
   local need, token_cap = v.input + v.output, load[7] * (whole and 1 or CEILING[v.tier])
   if token_cap > 0 and load[1] > 0 and load[4] + need > token_cap then return 'full' end
   local f = s.form
   for i = 1, f.ncap do -- the first is of all
-    local limit = (i == 1 and not whole) and ceiling(f.cap_most[i], v.tier) or f.cap_most[i]
+    local limit = (i == 1 and not due) and ceiling(f.cap_most[i], v.tier) or f.cap_most[i]
     if (tonumber(got[5 + i]) or 0) + f.cap_amount[i] > limit then return i == 1 and 'stop' or 'owner' end
   end
   return 'fits'
 end
 
--- Grants what waits as `member`: its caps, its turn, the message to its replica.
-local function grant(s, v, text, member, owner, got, load, turns, now)
+-- Grants what waits as `member`: its caps, its turn, the message to its replica. `in_turn`: by virtual time; who is granted
+-- what it is entitled to does not move the time at which others come anew.
+local function grant(s, v, text, member, owner, got, load, turns, in_turn, now)
   local request, replica = string.match(member, '^(%S+) (%S+)$')
   local deployment, tier = s.form.deployment, v.tier
   local queue = queue_of(deployment, tier)
-  turns[VT + tier] = max(turns[VT + tier], tonumber(call('ZSCORE', queue, owner)) or 0)
+  if in_turn then turns[VT + tier] = max(turns[VT + tier], tonumber(call('ZSCORE', queue, owner)) or 0) end
   call('ZINCRBY', queue, v.cost / s.form.weight, owner)
   leave_line(deployment, tier, owner, member)
   note_given(turns, tier, v.cost, now)
@@ -307,34 +321,72 @@ local function is_due(turns, tier, cost)
   return turns[GIVEN + tier] + cost / 4 <= FLOOR[tier] * (turns[GIVEN] + turns[GIVEN + 1] + turns[GIVEN + 2])
 end
 
--- Tries the request whose turn it is among those of one tier: 'next' (granted or dropped), 'full', 'stop', or 'none'.
--- `due`: only if its tier is below its floor, and then it may fill the whole cap.
-local function dispatch_tier(epoch, deployment, tier, due, load, turns, now)
-  for nth = 0, OWNERS_TRIED - 1 do
+-- Tries the first request of one tenant: 'next' (granted or dropped), 'full', 'stop', 'owner' (not this tenant now) or
+-- 'none' (not this tier now). `due`: only if its tier is below its floor, and then it may fill the whole cap. `within` and
+-- `stand` as for `room`.
+local function try_owner(epoch, deployment, tier, owner, due, within, in_turn, load, turns, stand, now)
+  local member = call('ZRANGE', line_of(deployment, tier, owner), 0, 0)[1]
+  if not member then
+    call('ZREM', queue_of(deployment, tier), owner)
+    return 'next'
+  end
+  local request, replica = string.match(member, '^(%S+) (%S+)$')
+  local text = call('HGET', P .. 'lease:' .. replica, request)
+  local s = text and caller_of(epoch, text, {P .. 'lease:' .. replica})
+  local v = s and parse(text)
+  if not s or v.state ~= 'W' or v.deadline <= now or not alive(replica, now) then
+    if leave_line(deployment, tier, owner, member) then count_waiting(deployment, tier, -1, v and v.cost or 0) end
+    if not v or v.state == 'W' then dismiss(epoch, member, now, 'X') end
+    return 'next'
+  end
+  if due and not is_due(turns, tier, v.cost) then return 'none' end
+  local got = read_all(s)
+  local fits = room(s, v, got, load, due, within, stand)
+  if fits ~= 'fits' then return fits end
+  grant(s, v, text, member, owner, got, load, turns, in_turn, now)
+  return 'next'
+end
+
+-- Tries the requests of one tier in their turn: 'next', 'full', 'stop' or 'none'. First of the tenants that have less than
+-- they deserve, if any are entitled.
+local function dispatch_tier(epoch, deployment, tier, due, load, turns, entitled, stand, now)
+  local passed, known = {}, 0
+  if entitled then
+    for i, owner in ipairs(entitled.owners) do
+      if stand.n[i] >= entitled.capability[i] then passed[owner], known = true, known + 1 end
+    end
+    for _, owner in ipairs(waiting_entitled(queue_of(deployment, tier), entitled, function(i)
+      return not passed[entitled.owners[i]] and stand.n[i] < entitled.deserved[i]
+    end)) do
+      local result = try_owner(epoch, deployment, tier, owner, due, false, false, load, turns, stand, now)
+      if result ~= 'owner' then return result end
+      passed[owner], known = true, known + 1
+    end
+  end
+  local nth, tried = 0, 0
+  while tried < OWNERS_TRIED and nth < OWNERS_TRIED + known do
     local owner = call('ZRANGE', queue_of(deployment, tier), nth, nth)[1]
     if not owner then return 'none' end
-    local member = call('ZRANGE', line_of(deployment, tier, owner), 0, 0)[1]
-    if not member then
-      call('ZREM', queue_of(deployment, tier), owner)
-      return 'next'
+    nth = nth + 1
+    if not passed[owner] then
+      tried = tried + 1
+      local result = try_owner(epoch, deployment, tier, owner, due, false, true, load, turns, stand, now)
+      if result ~= 'owner' then return result end
     end
-    local request, replica = string.match(member, '^(%S+) (%S+)$')
-    local text = call('HGET', P .. 'lease:' .. replica, request)
-    local s = text and caller_of(epoch, text, {P .. 'lease:' .. replica})
-    local v = s and parse(text)
-    if not s or v.state ~= 'W' or v.deadline <= now or not alive(replica, now) then
-      if leave_line(deployment, tier, owner, member) then count_waiting(deployment, tier, -1, v and v.cost or 0) end
-      if not v or v.state == 'W' then dismiss(epoch, member, now, 'X') end
-      return 'next'
+  end
+  return 'none'
+end
+
+-- Grants what waits by a guarantee: 'next', 'stop', 'full' or 'none'. The highest tier first.
+local function dispatch_guaranteed(epoch, deployment, waiting, load, turns, entitled, stand, now)
+  for tier = 2, 0, -1 do
+    if waiting[tier] > 0 then
+      local queue = queue_of(deployment, tier)
+      for _, owner in ipairs(waiting_entitled(queue, entitled, function(i) return stand.within[i] end)) do
+        local result = try_owner(epoch, deployment, tier, owner, false, true, false, load, turns, stand, now)
+        if result ~= 'owner' then return result end
+      end
     end
-    if due and not is_due(turns, tier, v.cost) then return 'none' end
-    local got = read_all(s)
-    local fits = room(s, v, got, load, due)
-    if fits == 'fits' then
-      grant(s, v, text, member, owner, got, load, turns, now)
-      return 'next'
-    end
-    if fits ~= 'owner' then return fits end
   end
   return 'none'
 end
@@ -342,23 +394,28 @@ end
 -- Grants to one deployment's waiters what fits, the highest tier first but for a tier that is below its floor: 'next'
 -- (one was granted or dropped), 'full', 'stop' or 'empty'.
 local function dispatch_one(epoch, deployment, now)
-  local got = call('MGET', P .. 'm:' .. deployment, P .. 'd:' .. deployment)
-  local load, turns = {read_load(got[1])}, parse_turns(got[2])
+  local got = call('MGET', P .. 'm:' .. deployment, P .. 'd:' .. deployment, P .. 'h:' .. deployment)
+  local load, turns, entitled = {read_load(got[1])}, parse_turns(got[2]), entitled_of(deployment, got[3])
   if load[2] <= 0 then
     call('ZREM', P .. 'queues', deployment)
     return 'empty'
   end
   local waiting = {[0] = load[9], load[10], load[2] - load[9] - load[10]}
+  local stand = entitled and stand_of(entitled, nearer(load[5], load[6]), load[5])
+  if stand and stand.guaranteed > 0 then
+    local result = dispatch_guaranteed(epoch, deployment, waiting, load, turns, entitled, stand, now)
+    if result ~= 'none' then return result end
+  end
   for tier = 0, 1 do
     local higher = waiting[2] + (tier == 0 and waiting[1] or 0)
     if waiting[tier] > 0 and higher > 0 and is_due(turns, tier, 0) then
-      local result = dispatch_tier(epoch, deployment, tier, true, load, turns, now)
+      local result = dispatch_tier(epoch, deployment, tier, true, load, turns, entitled, stand, now)
       if result ~= 'none' then return result end
     end
   end
   for tier = 2, 0, -1 do
     if waiting[tier] > 0 then
-      local result = dispatch_tier(epoch, deployment, tier, false, load, turns, now)
+      local result = dispatch_tier(epoch, deployment, tier, false, load, turns, entitled, stand, now)
       if result ~= 'none' then return result end
     end
   end

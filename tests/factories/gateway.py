@@ -65,7 +65,7 @@ class FakeAdmission:
         self.over: tuple[Demand, ...] = ()  # soft and dark limits that every request passes
 
     def prepare(self, demands: tuple[Demand, ...], model: ServedModel, tenant: str, *, owner: str = "") -> Prepared:
-        return Prepared(demands, model, tenant, owner)
+        return Prepared(demands, model, tenant, owner=owner)
 
     async def acquire(
         self,

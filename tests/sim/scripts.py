@@ -15,7 +15,7 @@ from core.resp import pack
 from core.tiers import Tier
 from scheduler import commands
 from scheduler.caps import Caps
-from scheduler.types import Prepared
+from scheduler.types import Entitlement, Prepared
 
 REPLICA = "sim"
 EPOCH_US = 1_000_000_000_000  # the virtual clock begins here
@@ -64,10 +64,12 @@ class Scripts:
         weight: float = 1.0,
         tokens: tuple[int, int] = (100, 100),
         wait_s: float = 1000.0,
+        entitlements: tuple[Entitlement, ...] = (),
     ) -> list[int]:
         """Ask for a place; the answer is the script's."""
-        prepared = Prepared((), model, "", tenant, weight)
-        text, names = commands.form_text(prepared, (GLOBAL,)), commands.packed_names(prepared, (GLOBAL,))
+        prepared = Prepared((), model, "", owner=tenant, weight=weight, entitlements=entitlements)
+        caps = (GLOBAL, *prepared.caps)
+        text, names = commands.form_text(prepared, caps), commands.packed_names(prepared, caps)
         form = commands.form_id(text)
         prefix = commands.acquire_prefix(names, form, tenant, epoch=self.epoch, replica=REPLICA, text=text)
         call = commands.acquire_call(prefix, _id(request), tier, 0, round(wait_s * 1e6), *tokens)
