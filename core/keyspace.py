@@ -23,6 +23,7 @@ key                         type     content and writer
 ``{tg}:owed:<replica>``     hash     request id → tenant: served by a former life of that replica, its money still
                                      held (scheduler adds; the replica, back with its spool, settles and removes)
 ``{tg}:q:<deployment>:…``   …        who waits: also ``w:``, ``v:``, ``d:``, see scripts/queue.lua (scheduler)
+``{tg}:r:<deployment>:…``   zset     who may be preempted: also ``a:``, ``n:``, ``x:``, scripts/preempt.lua (scheduler)
 ``{tg}:queues``             zset     deployments with waiters by the time of their last turn (scheduler)
 ``{tg}:waiters``            string   requests waiting over all deployments (scheduler)
 ``{tg}:unclaimed``          zset     grants in the post by the time they lapse, server µs (scheduler)

@@ -14,12 +14,12 @@ from core.demand import Demand, DemandKind
 from core.resp import RespClient, RespError, RespUnavailable
 from core.tiers import Tier
 from scheduler import commands, refusals
-from scheduler.commands import AS_ESTIMATED, COUNT_MAX, KEEP, REMOVE, Busy, Code, acquire_call, release_call
+from scheduler.commands import AS_ESTIMATED, COUNT_MAX, KEEP, REMOVE, Code, acquire_call, release_call
 from scheduler.fail_static import FailStatic
 from scheduler.loading import BudgetLoader, CreditLoader, Loading
 from scheduler.types import NOBODY, Entitlement, Grant, Packed, Prepared
 from scheduler.upkeep import Upkeep
-from scheduler.waiting import Waiting, WaitResult
+from scheduler.waiting import PRESS_AFTER, Press, Waiting, WaitResult
 
 log = structlog.get_logger()
 
@@ -27,6 +27,8 @@ ATTEMPTS_MAX = 8
 UNSETTLED_MAX = 100_000
 RESYNC_WAIT_S = 1.0
 GRANTED = int(Code.GRANTED)  # looked up once: the hot path compares with it
+YIELDED = 1
+UNUSED = (REMOVE, 0, 0, 0)
 MICRO = 1_000_000
 
 _ENDED = {WaitResult.DEADLINE: "deadline", WaitResult.DROPPED: "deadline", WaitResult.EVICTED: "evicted"}
@@ -71,7 +73,7 @@ class Admission:
         self._loading = Loading(credit_loader, budget_loader)
         self._background = background
         self._static = FailStatic(clock)
-        self._waiting = Waiting(client, replica)
+        self._waiting = Waiting(client, replica, self._on_asked)
         self._upkeep = Upkeep(
             client,
             replica=replica,
@@ -201,7 +203,7 @@ class Admission:
         except RespUnavailable:
             return self._decide_alone(grant)
         except asyncio.CancelledError:
-            self._give_back(key, (prepared.tenant, REMOVE, 0, 0, 0))
+            self._give_back(key, (prepared.tenant, *UNUSED))
             raise
         finally:
             self._asking.discard(key)
@@ -248,6 +250,46 @@ class Admission:
             self._client.post(release_call(packed.release, *(key, charge, input_tokens, output_tokens, cached_tokens)))
         else:
             self._give_back(key, given)
+
+    async def wait_again(self, grant: Grant, wait_s: float) -> Grant:
+        """Give the request's place to the higher tier that asked for it; return once it has another.
+
+        Nothing of the request may run any more. It keeps its age, and what it took of limits and money. While Valkey
+        is away nobody needs the place, so it keeps that as well.
+
+        Raises:
+            PlatformError: PREEMPTED when there was no other place within `wait_s`; all that it held is given back.
+        """
+        key, started = grant.key, self._clock.monotonic()
+        grant.preempted, grant.asked_for, grant.on_asked = grant.preempted + 1, None, None
+        if wait_s <= 0:
+            raise refusals.preempted(grant.prepared.model.name, 0)
+        if not self._upkeep.ready or grant.local:
+            return grant
+        epoch = self._upkeep.epoch
+        call = commands.yield_call(key, int(wait_s * MICRO), epoch=epoch, replica=self._replica)
+        try:
+            reply = await self._client.send(call)
+        except (RespUnavailable, RespError):
+            grant.local = True  # whether it waits there is not known: it is registered as one that runs
+            return grant
+        if reply[0] != YIELDED:
+            return grant
+        share, result = grant.packed.share, WaitResult.LOST
+        del self._grants[key]
+        share.note_release(started)
+        try:
+            result = await self._waiting.wait(key, wait_s, self._press(grant))
+        finally:
+            if result is not WaitResult.GRANTED:
+                self._give_back(key, (grant.prepared.tenant, *UNUSED))
+        now = self._clock.monotonic()
+        if result is not WaitResult.GRANTED:
+            raise refusals.preempted(grant.prepared.model.name, int(now - started))
+        share.note_grant(now, 0, grant.reply)
+        grant.queue_us += int((now - started) * MICRO)
+        self._grants[key] = grant
+        return grant
 
     async def reconcile(self) -> None:
         """Make this replica's leases and what it holds agree: register what is missing, give back what is too much."""
@@ -325,7 +367,7 @@ class Admission:
             elif code == Code.EPOCH:
                 await self._renew()
             elif code != Code.QUEUED:
-                raise self._refusal(grant, reply)
+                raise refusals.of_reply(grant, reply)
             if packed.epoch != self._upkeep.epoch:
                 grant.packed = self._pack(grant.prepared)
             call = self._encode(grant, wait_s - waited)
@@ -347,27 +389,35 @@ class Admission:
         Raises:
             PlatformError: MODEL_BUSY at the deadline or when taken out of the queue.
         """
-        result = await self._waiting.wait(grant.key, wait_s)
+        result = await self._waiting.wait(grant.key, wait_s, self._press(grant))
         reason = _ENDED.get(result)
         if reason is not None:
-            self._give_back(grant.key, (grant.prepared.tenant, REMOVE, 0, 0, 0))
+            self._give_back(grant.key, (grant.prepared.tenant, *UNUSED))
             raise refusals.busy(grant.prepared.model.name, int(estimate_s - max(0.0, wait_s)), reason)
         return result
 
     @staticmethod
-    def _refusal(grant: Grant, reply: list[Any]) -> Exception:
-        code, model = reply[0], grant.prepared.model.name
-        if code == Code.REFUSED:
-            if reply[1] == -1:
-                return refusals.no_credit()
-            demand = grant.prepared.named[reply[1]]
-            wanted = (demand.amount, grant.input_tokens, grant.output_tokens)[demand.unit]
-            return refusals.over_limit(demand, reply[2], model=model, wanted=wanted, hold=grant.hold)
-        if code == Code.BUSY:
-            return refusals.busy(model, reply[1], "queue" if reply[2] == Busy.FULL else "too_late")
-        if code in {Code.UNKNOWN_CREDIT, Code.UNKNOWN_BUDGET}:
-            return refusals.unavailable()
-        return RespUnavailable("admission is fenced until the replicas have registered their requests")
+    def _press(grant: Grant) -> Press | None:
+        """When to say that it has waited long, and how."""
+        part = PRESS_AFTER.get(grant.tier)
+        if part is None:
+            return None
+        return part, commands.press_call(grant.prepared.model.deployment_id.hex, epoch=grant.packed.epoch)
+
+    def _on_asked(self, key: bytes, tier: int) -> None:
+        """Pass on that a place is needed. A request that cannot give it says so; one that has ended says nothing."""
+        grant = self._grants.get(key)
+        if grant is None:
+            return
+        grant.asked_for = Tier(tier)
+        if grant.on_asked is not None and not grant.on_asked():
+            self.keep_place(grant)
+
+    def keep_place(self, grant: Grant) -> None:
+        """Say that a request which was asked for its place cannot give it: its caller has had a part of the answer."""
+        grant.asked_for = None
+        epoch = self._upkeep.epoch
+        self._client.post(commands.yield_call(grant.key, commands.KEEP_PLACE, epoch=epoch, replica=self._replica))
 
     async def _renew(self) -> None:
         """Join the server's new life."""
@@ -386,7 +436,7 @@ class Admission:
         tokens = grant.input_tokens + grant.output_tokens if prepared.tokens else 0
         if not self._static.admits(grant.packed.share, grant.hold, grant.tier, tokens):
             # it may have been granted before the silence
-            self._give_back(grant.key, (prepared.tenant, REMOVE, 0, 0, 0))
+            self._give_back(grant.key, (prepared.tenant, *UNUSED))
             raise refusals.unavailable()
         grant.local = True
         self._grants[grant.key] = grant
@@ -424,6 +474,7 @@ class Admission:
             at_us=grant.reply[3] if grant.reply and packed.epoch == self._upkeep.epoch else 0,
             hold=grant.hold,
             tokens=(grant.input_tokens, grant.output_tokens),
+            preempted=grant.preempted,
         )
         epoch, replica = self._upkeep.epoch, self._replica
         self._client.post(commands.register_call(grant.key, lease, packed.text, epoch=epoch, replica=replica))

@@ -17,7 +17,21 @@ from scheduler.types import Entitlement, Packed, Prepared
 from tenants.types import LimitMode
 
 _FOLDER = Path(__file__).resolve().parent / "scripts"
-_FILES = ("common", "entitlements", "queue", "acquire", "release", "register", "tick", "heartbeat", "epoch", "caps")
+_FILES = (
+    *(
+        "common",
+        "entitlements",
+        "queue",
+        "preempt",
+        "acquire",
+        "release",
+        "register",
+        "tick",
+        "heartbeat",
+        "epoch",
+        "caps",
+    ),
+)
 _HEAD = """#!lua name=tidegate_{0}
 local function function_name(name) return 'tg_' .. name .. '_{0}' end
 """
@@ -31,8 +45,9 @@ def _library() -> tuple[str, str]:
 
 
 LIBRARY, _TAG = _library()
-ACQUIRE, RELEASE, REGISTER, TICK, HEARTBEAT, EPOCH, SET_CAPS = (
-    f"tg_{name}_{_TAG}" for name in ("acquire", "release", "register", "tick", "heartbeat", "epoch", "caps")
+ACQUIRE, RELEASE, REGISTER, TICK, HEARTBEAT, EPOCH, SET_CAPS, YIELD, PRESS = (
+    f"tg_{name}_{_TAG}"
+    for name in ("acquire", "release", "register", "tick", "heartbeat", "epoch", "caps", "yield", "press")
 )
 NO_FUNCTION = "ERR Function not found"
 HAS_LIBRARY = "already exists"
@@ -43,6 +58,9 @@ WAITERS = keyspace.PREFIX + "waiters"
 UNCLAIMED = keyspace.PREFIX + "unclaimed"
 AWAITED = keyspace.PREFIX + "awaited"
 GLOBAL = "global"
+
+KINDS = 4  # of a lease's second byte: its tier plus so much for each time it was preempted
+KEEP_PLACE = -1  # waits of `yield`
 
 KEEP = -2  # charges of `release`: leave the money as it is
 REMOVE = -1  # nothing was used and no usage event will come
@@ -199,10 +217,22 @@ def caps_call(deployment: str, caps: Caps, *, epoch: bytes) -> bytes:
     return call(SET_CAPS, [keyspace.PREFIX + "m:" + deployment], [epoch, deployment, *figures])
 
 
-def lease_text(packed: Packed, owner: str, *, tier: int, at_us: int, hold: int, tokens: tuple[int, int]) -> bytes:
+def yield_call(request: bytes, wait_us: int, *, epoch: bytes, replica: str) -> bytes:
+    """Encode `yield`: the request waits again for so long, or keeps its place (`KEEP_PLACE`)."""
+    return call(YIELD, [keyspace.lease(replica)], [epoch, request, wait_us])
+
+
+def press_call(deployment: str, *, epoch: bytes) -> bytes:
+    """Encode `press`: the head of that line may have waited long."""
+    return call(PRESS, [keyspace.PREFIX + "m:" + deployment], [epoch, deployment])
+
+
+def lease_text(
+    packed: Packed, owner: str, *, tier: int, at_us: int, hold: int, tokens: tuple[int, int], preempted: int = 0
+) -> bytes:
     """Return the lease of a granted request. See common.lua."""
     names = " ".join([owner, *map(str, packed.names)])
-    return _LEASE(b"G", tier, at_us, *tokens, hold, 0) + (packed.form + names).encode()
+    return _LEASE(b"G", tier + KINDS * preempted, at_us, *tokens, hold, 0) + (packed.form + names).encode()
 
 
 def register_call(request: bytes, lease: bytes, text: bytes, *, epoch: bytes, replica: str) -> bytes:

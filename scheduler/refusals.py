@@ -1,11 +1,17 @@
 """The errors of admission, in words. Pure."""
 
+from collections.abc import Sequence
+
 from core.demand import Demand, DemandKind, Unit
 from core.errors import ErrorKind, PlatformError
 from core.money import NANO_PER_UNIT, PICO_PER_NANO, format_pico
+from core.resp import RespUnavailable
+from scheduler.commands import Busy, Code
+from scheduler.types import Grant
 from tenants.types import LimitMetric
 
 RETRY_MAX_S = 3600
+PREEMPTED_RETRY_S = (5, 30)  # at least and at most
 INSUFFICIENT_CREDIT = "INSUFFICIENT_CREDIT"
 _METRIC_OF_UNIT = {
     Unit.REQUEST: LimitMetric.REQUESTS_PER_MINUTE,
@@ -93,6 +99,17 @@ def busy(model: str, retry_after_s: int, reason: str) -> PlatformError:
     )
 
 
+def preempted(model: str, retry_after_s: int) -> PlatformError:
+    """Return the 503 of a request whose place went to a higher tier and that found no other in its time."""
+    wait = min(PREEMPTED_RETRY_S[1], max(PREEMPTED_RETRY_S[0], retry_after_s))
+    return PlatformError(
+        "PREEMPTED",
+        ErrorKind.UNAVAILABLE,
+        f"A request of a higher tier needed this one's place on {model}. Nothing was charged. Try again in {wait} s.",
+        retry_after_s=wait,
+    )
+
+
 def unavailable() -> PlatformError:
     return PlatformError(
         "SERVICE_UNAVAILABLE",
@@ -100,3 +117,19 @@ def unavailable() -> PlatformError:
         "Admission is not available for this request at the moment. Try again shortly.",
         retry_after_s=1,
     )
+
+
+def of_reply(grant: Grant, reply: Sequence[int]) -> Exception:
+    """Return what an answer of the script that is no grant comes to: what the caller is told, or nobody decides."""
+    code, model = reply[0], grant.prepared.model.name
+    if code == Code.REFUSED:
+        if reply[1] == -1:
+            return no_credit()
+        demand = grant.prepared.named[reply[1]]
+        wanted = (demand.amount, grant.input_tokens, grant.output_tokens)[demand.unit]
+        return over_limit(demand, reply[2], model=model, wanted=wanted, hold=grant.hold)
+    if code == Code.BUSY:
+        return busy(model, reply[1], "queue" if reply[2] == Busy.FULL else "too_late")
+    if code in {Code.UNKNOWN_CREDIT, Code.UNKNOWN_BUDGET}:
+        return unavailable()
+    return RespUnavailable("admission is fenced until the replicas have registered their requests")

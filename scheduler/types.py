@@ -1,5 +1,6 @@
 """What admission hands out: prepared demands and grants."""
 
+from collections.abc import Callable
 from uuid import UUID
 
 import msgspec
@@ -126,3 +127,6 @@ class Grant(msgspec.Struct, gc=False):
     queue_us: int = 0  # how long it waited for its slot
     over: tuple[Demand, ...] = ()  # the limits it passed that refuse nothing: soft and dark ones; empty almost always
     local: bool = False  # granted by the replica itself while Valkey was away
+    preempted: int = 0  # how often its place went to a higher tier
+    asked_for: Tier | None = None  # a request of this tier needs its place; `on_asked` was told
+    on_asked: Callable[[], bool] | None = None  # True: the place will be given (`Admission.wait_again`)

@@ -1,11 +1,17 @@
 """The requests of this replica that wait in the queue, and the messages that end their waiting."""
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum, auto
 
 from core import keyspace
 from core.resp import RespClient
+from core.tiers import Tier
 from scheduler import commands
+
+PRESS_AFTER = {Tier.PRIORITY: 0.5, Tier.STANDARD: 0.8}  # of the time it waits; scripts/preempt.lua decides by the same
+Press = tuple[float, bytes]
+"""The part of a wait after which a call is to be sent, and the call."""
 
 
 class WaitResult(Enum):
@@ -21,11 +27,13 @@ class WaitResult(Enum):
 class Waiting:
     """Waiters by request key.
 
-    Messages on the list ``{tg}:grants:<replica>``: ``G key``, ``X key`` (dropped), ``E key`` (evicted).
+    Messages on the list ``{tg}:grants:<replica>``: ``G key``, ``X key`` (dropped), ``E key`` (evicted); and of one that
+    runs ``P<tier> key``: a request of that tier needs its place (`on_asked`).
     """
 
-    def __init__(self, client: RespClient, replica: str) -> None:
+    def __init__(self, client: RespClient, replica: str, on_asked: Callable[[bytes, int], None]) -> None:
         self._client = client
+        self._on_asked = on_asked
         self._replica = replica
         self._waiters: dict[bytes, asyncio.Future[WaitResult]] = {}
         # Messages that overtook the answer which says that the request waits.
@@ -44,25 +52,33 @@ class Waiting:
     async def start(self) -> None:
         await self._client.read_list(keyspace.grants(self._replica), self.take)
 
-    async def wait(self, key: bytes, wait_s: float) -> WaitResult:
-        """Wait for at most `wait_s`; a cancelled caller is forgotten here, not in Valkey."""
+    async def wait(self, key: bytes, wait_s: float, press: Press | None = None) -> WaitResult:
+        """Wait for at most `wait_s`; a cancelled caller is forgotten here, not in Valkey.
+
+        `press`: has the place of a lower tier asked for when much of the time is gone; the script decides.
+        """
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[WaitResult] = loop.create_future()
         self._waiters[key] = waiter
-        timer = loop.call_later(max(0.0, wait_s), self._end, key, WaitResult.DEADLINE)
+        timers = [loop.call_later(max(0.0, wait_s), self._end, key, WaitResult.DEADLINE)]
+        if press is not None:
+            timers.append(loop.call_later(max(0.0, wait_s) * press[0], self._client.post, press[1]))
         early = self._early.pop(key, None) or self._early_before.pop(key, None)
         if early is not None:
             self.take(early)
         try:
             return await waiter
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
             self._waiters.pop(key, None)
 
     def take(self, item: bytes) -> None:
         """Handle one message; a grant counts once it is claimed, which the script allows for 2 s."""
         kind, _, key = item.partition(b" ")
-        if key not in self._waiters:
+        if kind[:1] == b"P":
+            self._on_asked(key, int(kind[1:]))
+        elif key not in self._waiters:
             self._early[key] = item
         elif kind == b"G":
             claim = self._client.call("ZREM", commands.UNCLAIMED, b"%b %b" % (key, self._replica.encode()))
@@ -71,9 +87,9 @@ class Waiting:
             self._end(key, WaitResult.EVICTED if kind == b"E" else WaitResult.DROPPED)
 
     def _claimed(self, key: bytes, claim: asyncio.Future[int]) -> None:
-        """Without an answer the waiter waits on: its grant is withdrawn after 2 s, and that is told."""
-        if not claim.cancelled() and claim.exception() is None:
-            self._end(key, WaitResult.GRANTED if claim.result() else WaitResult.DROPPED)
+        """Else the waiter waits on: its grant was withdrawn, or will be after 2 s, and what follows is told."""
+        if not claim.cancelled() and claim.exception() is None and claim.result():
+            self._end(key, WaitResult.GRANTED)
 
     def lost(self, keys: set[bytes]) -> None:
         """End the waiting of requests that Valkey does not know any more."""

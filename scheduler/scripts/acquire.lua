@@ -267,6 +267,7 @@ local function acquire(keys, args)
   else
     local load = pack(LOAD, inflight + 1, waiting, now, tokens + need, f.limit, cap, token_cap, saturation, batch, standard)
     take_all(s, load, true)
+    if tier == 0 then call('ZADD', running_of(f.deployment, 0), now, request .. ' ' .. sub(lease, #P + 7)) end
   end
   if f.money and call('HSETNX', s.out, request, hold) == 1 then call('HINCRBY', s.credit, 'o', hold) end
   local reply = {queued and QUEUED or GRANTED, queued and seconds(estimate_us) or 0, left, now, budget}

@@ -9,7 +9,12 @@ local function caps(keys, args)
   local load = {read_load(got[3])}
   load[6], load[7], load[8] = tonumber(args[3]), tonumber(args[4]), tonumber(args[5])
   call('SET', keys[1], pack(LOAD, unpack(load, 1, LOAD_SIZE)))
-  if load[2] > 0 then dispatch(args[1], server_now(got[2]), args[2], 0) end
+  local now = server_now(got[2])
+  note_heat(args[2], load[8], now)
+  if load[2] > 0 then
+    dispatch(args[1], now, args[2], 0)
+    press(args[1], args[2], now)
+  end
   return {1}
 end
 

@@ -9,8 +9,9 @@
 -- Caller (`s`): its form, its names (KEYS of its call: lease, caps, records, budgets, then credit and outstanding where
 -- money is held), its owner. A lease has all three, so that it can be given back by whoever finds it.
 --
--- Lease: what a request holds: state (G granted, W waiting), tier, then as doubles when it was admitted (server µs), the
--- input and output tokens taken, the hold (nano), until when it waits (µs); then the id of its form, its owner, its names.
+-- Lease: what a request holds: state (G granted, W waiting), its kind (tier plus KINDS for each time it was preempted), then
+-- as doubles when it was admitted (server µs), the input and output tokens taken, the hold (nano), until when it waits (µs);
+-- then the id of its form, its owner, its names.
 local GRANTED, QUEUED, REFUSED, BUSY, UNKNOWN_CREDIT, EPOCH, SETTLING, UNKNOWN_BUDGET, UNKNOWN_FORM = 1, 2, 3, 4, 5, 6, 7, 8, 9
 local P = '{tg}:'
 local BUCKETS = 60
@@ -19,14 +20,15 @@ local FORMS_MAX, FORM_TTL_S, FORM_CHECK_US = 12000, 21600, 3600000000
 local KEEP, REMOVE = -2, -1
 local FULL, TOO_LATE = 1, 2 -- why BUSY: no place to wait, or no hope to be served in time
 local LEASE, LEASE_SIZE, FORM_ID_SIZE = '<c1Bddddd', 42, 32
+local KINDS, PREEMPTED_MAX = 4, 2
 local LOAD, LOAD_SIZE = '<dddddddddd', 10
 
 -- What the server lends only while a function runs is fetched by the first one.
-local call, floor, ceil, max, min, pack, unpack_struct, sub
+local call, floor, ceil, max, min, pack, unpack_struct, sub, byte
 
 local function begin()
   call, floor, ceil, max, min = redis.call, math.floor, math.ceil, math.max, math.min
-  pack, unpack_struct, sub = struct.pack, struct.unpack, string.sub
+  pack, unpack_struct, sub, byte = struct.pack, struct.unpack, string.sub, string.byte
 end
 
 local function register(name, callback, ...)

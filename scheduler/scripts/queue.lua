@@ -14,6 +14,7 @@
 -- w:<deployment>:<tier>:<tenant> zset: the requests of one, '<request> <replica>', by deadline (µs)
 -- v:<deployment>:<tier>          hash: the virtual time of tenants that do not wait now
 -- h:<deployment>                 the entitlements of tenants
+-- r:<deployment>:<tier>          zset: the grants that may be preempted, as in w:, by when they were granted; see preempt.lua
 -- d:<deployment>                 the turns, packed: by tier virtual time of the last served (VT), cost waiting (ASKED), cost
 --                                granted lately (GIVEN); when that was; cost served and µs while somebody waited, both of
 --                                late (SERVED, BUSY_US), when that was
@@ -26,6 +27,7 @@ local LATELY_US, STALL_US, REMEMBER_S = 20000000, 5000000, 120
 local TURNS, TURNS_SIZE = '<ddddddddddddd', 13
 local VT, ASKED, GIVEN, GIVEN_AT, SERVED, BUSY_US, SERVED_AT = 1, 4, 7, 10, 11, 12, 13
 local OWNERS_TRIED, GRANTS_MAX, TIE = 8, 16, 0.001
+local NEW_US = 2000000 -- of a grant: its prompt is being read
 
 -- `cached`: of the input, what an engine had in its prefix cache.
 local function cost_of(input, output, cached)
@@ -37,6 +39,8 @@ local function queue_of(deployment, tier) return P .. 'q:' .. deployment .. ':' 
 local function line_of(deployment, tier, owner) return P .. 'w:' .. deployment .. ':' .. tier .. ':' .. owner end
 
 local function past_of(deployment, tier) return P .. 'v:' .. deployment .. ':' .. tier end
+
+local function running_of(deployment, tier) return P .. 'r:' .. deployment .. ':' .. tier end
 
 local function parse_turns(raw)
   if raw then return {unpack_struct(TURNS, raw)} end
@@ -177,7 +181,7 @@ end
 -- `unserved`: nothing was sent to an engine.
 -- Returns the hold.
 local function give_back(s, lease, got, now, charge, input, output, cached, unserved)
-  local f, state, tier, at, had_input, had_output, hold, deadline = s.form, unpack_struct(LEASE, lease)
+  local f, state, kind, at, had_input, had_output, hold, deadline = s.form, unpack_struct(LEASE, lease)
   local n, granted = 1, state == 'G'
   if granted then
     local inflight, waiting, _, tokens, limit, cap, token_cap, saturation, batch, standard = read_load(got[5])
@@ -217,17 +221,26 @@ local function give_back(s, lease, got, now, charge, input, output, cached, unse
   end
   write(n)
   if granted and deadline > 0 and input >= 0 and output >= 0 then
-    charge_turns(s, tier, cost_of(input, output, cached) - cost_of(had_input, had_output, 0))
+    charge_turns(s, kind % KINDS, cost_of(input, output, cached) - cost_of(had_input, had_output, 0))
   end
   return hold
 end
 
 local function parse(text)
-  local state, tier, at, input, output, hold, deadline = unpack_struct(LEASE, text)
+  local state, kind, at, input, output, hold, deadline = unpack_struct(LEASE, text)
   return {
-    state = state, tier = tier, at = at, input = input, output = output, hold = hold, deadline = deadline,
-    cost = cost_of(input, output, 0),
+    state = state, kind = kind, tier = kind % KINDS, preempted = floor(kind / KINDS), at = at, input = input, output = output,
+    hold = hold, deadline = deadline, cost = cost_of(input, output, 0),
   }
+end
+
+-- A grant that may be preempted is noted as such. Standard is so only out of the queue and while it is new, so that it need
+-- not be looked at when it ends.
+local function note_running(deployment, v, member, now)
+  if v.tier > 1 or v.preempted >= PREEMPTED_MAX then return end
+  local index = running_of(deployment, v.tier)
+  if v.tier == 1 then call('ZREMRANGEBYSCORE', index, '-inf', now - NEW_US) end
+  call('ZADD', index, now, member)
 end
 
 -- Gives back everything of a lease that its replica cannot or need not speak for: `served` keeps what it took of money,
@@ -238,10 +251,12 @@ local function drop(epoch, lease, request, replica, now, served)
   call('HDEL', lease, request)
   local s = caller_of(epoch, text, {lease})
   if not s then return nil end
-  if sub(text, 1, 1) == 'W' then
-    local v = parse(text)
-    leave_queue(s, request .. ' ' .. replica, v.tier, v.cost)
+  local v, member = parse(text), request .. ' ' .. replica
+  if v.state == 'W' then
+    leave_queue(s, member, v.tier, v.cost)
     served = false
+  elseif v.tier == 0 then
+    call('ZREM', running_of(s.form.deployment, 0), member)
   end
   local got = read_all(s)
   if served then
@@ -280,8 +295,8 @@ local function room(s, v, got, load, due, within, stand)
 end
 
 -- Grants what waits as `member`: its caps, its turn, the message to its replica. `in_turn`: by virtual time; who is granted
--- what it is entitled to does not move the time at which others come anew.
-local function grant(s, v, text, member, owner, got, load, turns, in_turn, now)
+-- what it is entitled to does not move the time at which others come anew. What a tier gets for its floor (`due`) is not preempted.
+local function grant(s, v, text, member, owner, got, load, turns, in_turn, due, now)
   local request, replica = string.match(member, '^(%S+) (%S+)$')
   local deployment, tier = s.form.deployment, v.tier
   local queue = queue_of(deployment, tier)
@@ -299,6 +314,7 @@ local function grant(s, v, text, member, owner, got, load, turns, in_turn, now)
   end
   write(5 + 2 * s.form.ncap)
   call('HSET', P .. 'lease:' .. replica, request, 'G' .. sub(text, 2))
+  if not due then note_running(deployment, v, member, now) end
   call('ZADD', P .. 'unclaimed', now + CLAIM_US, member)
   call('RPUSH', P .. 'grants:' .. replica, 'G ' .. request)
   if load[2] > 0 then
@@ -343,7 +359,7 @@ local function try_owner(epoch, deployment, tier, owner, due, within, in_turn, l
   local got = read_all(s)
   local fits = room(s, v, got, load, due, within, stand)
   if fits ~= 'fits' then return fits end
-  grant(s, v, text, member, owner, got, load, turns, in_turn, now)
+  grant(s, v, text, member, owner, got, load, turns, in_turn, due, now)
   return 'next'
 end
 
@@ -392,8 +408,8 @@ local function dispatch_guaranteed(epoch, deployment, waiting, load, turns, enti
 end
 
 -- Grants to one deployment's waiters what fits, the highest tier first but for a tier that is below its floor: 'next'
--- (one was granted or dropped), 'full', 'stop' or 'empty'.
-local function dispatch_one(epoch, deployment, now)
+-- (one was granted or dropped), 'full', 'stop' or 'empty'. `above`: only to tiers above this one.
+local function dispatch_one(epoch, deployment, now, above)
   local got = call('MGET', P .. 'm:' .. deployment, P .. 'd:' .. deployment, P .. 'h:' .. deployment)
   local load, turns, entitled = {read_load(got[1])}, parse_turns(got[2]), entitled_of(deployment, got[3])
   if load[2] <= 0 then
@@ -402,18 +418,18 @@ local function dispatch_one(epoch, deployment, now)
   end
   local waiting = {[0] = load[9], load[10], load[2] - load[9] - load[10]}
   local stand = entitled and stand_of(entitled, nearer(load[5], load[6]), load[5])
-  if stand and stand.guaranteed > 0 then
+  if stand and not above and stand.guaranteed > 0 then
     local result = dispatch_guaranteed(epoch, deployment, waiting, load, turns, entitled, stand, now)
     if result ~= 'none' then return result end
   end
-  for tier = 0, 1 do
+  for tier = 0, above and -1 or 1 do
     local higher = waiting[2] + (tier == 0 and waiting[1] or 0)
     if waiting[tier] > 0 and higher > 0 and is_due(turns, tier, 0) then
       local result = dispatch_tier(epoch, deployment, tier, true, load, turns, entitled, stand, now)
       if result ~= 'none' then return result end
     end
   end
-  for tier = 2, 0, -1 do
+  for tier = 2, above and above + 1 or 0, -1 do
     if waiting[tier] > 0 then
       local result = dispatch_tier(epoch, deployment, tier, false, load, turns, entitled, stand, now)
       if result ~= 'none' then return result end

@@ -24,6 +24,8 @@ local function release(keys, args)
     local v = parse(text)
     leave_queue(s, request .. ' ' .. sub(lease, #P + 7), v.tier, v.cost)
     charge, input, output, cached = REMOVE, 0, 0, 0
+  elseif byte(text, 2) % KINDS == 0 then
+    call('ZREM', running_of(s.form.deployment, 0), request .. ' ' .. sub(lease, #P + 7))
   end
   local hold = give_back(s, text, got, now, charge, input, output, cached, waited)
   if s.out then

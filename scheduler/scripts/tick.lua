@@ -67,6 +67,7 @@ local function tick(keys, args)
   end
 
   dispatch(epoch, now, nil, 100)
+  for _, deployment in ipairs(call('ZRANGE', P .. 'queues', 0, 99)) do press(epoch, deployment, now) end
   if reaped < most then sweep(now) end
   return {1, reaped, reaped >= most and 1 or 0}
 end

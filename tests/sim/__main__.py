@@ -7,6 +7,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 
 from cli.embedded import valkey
 from tests.sim import plots, report, runs
+from tests.sim.overload import Rules
 from tests.sim.runs import Load, Run
 from tests.sim.scripts import Scripts
 
@@ -36,13 +38,16 @@ class Bench:
 
     def one(self, load: Load, design: str) -> Run:
         if design == PLATFORM:
-            run = runs.platform(self.yard, self.scripts(), load, per_pod=self.args.per_pod)
+            run = runs.platform(self.yard, self.scripts(), load, self.args.per_pod, self.rules())
         else:
             run = runs.plain_proxy(self.yard, load, cancels=design == CANCELS)
         self.done += 1
         spent = time.monotonic() - self.started
         sys.stderr.write(f"  {self.done:3} {spent:5.0f} s  {load.name} x {load.scale:g} seed {load.seed}: {design}\n")
         return run
+
+    def rules(self) -> Rules:
+        return Rules(whole_batch=self.args.whole_batch, preempt=self.args.preempt)
 
     def designs(self) -> tuple[str, ...]:
         return (PLATFORM, CANCELS, PLAIN) if self.args.baselines else (PLATFORM,)
@@ -64,7 +69,9 @@ def sweep(bench: Bench, scales: list[float]) -> tuple[str, plots.Sweep, list[tup
         for s in scales
     }
     own = ", ".join(f"x {s:g} {among:.1%} of {by_itself:.1%}" for s, (among, by_itself) in met.items())
-    text += f"\n{PLATFORM}, priority in SLO beside what it is with no other tier: {own}\n"
+    text += f"\n{PLATFORM}, priority in SLO beside what it is with no other tier: {own}"
+    asked = {s: sum((Counter(run.asked) for run in found[PLATFORM][s]), Counter[str]()) for s in scales}
+    text += f"\n{PLATFORM}, asked for a place: {', '.join(f'x {s:g} {dict(asked[s])}' for s in scales)}\n"
     return text, found, found[PLATFORM][max(scales)][0].trail
 
 
@@ -133,6 +140,8 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--per-pod", type=int, default=128, help="the most requests one engine is given at first")
     parser.add_argument("--no-baselines", dest="baselines", action="store_false", help="only the platform")
+    parser.add_argument("--whole-batch", action="store_true", help="batch is not streamed, so it can be preempted")
+    parser.add_argument("--no-preempt", dest="preempt", action="store_false", help="nobody gives its place")
     parser.add_argument("--plots", type=Path, default=Path(".cache/sim"), help="where drawings go")
     return parser
 

@@ -13,6 +13,7 @@ from catalog.types import ServedModel
 from core.tiers import Tier
 from scheduler import caps
 from scheduler.commands import Code
+from scheduler.waiting import PRESS_AFTER
 from tests.sim.scripts import Scripts
 
 SCRAPE_S, TICK_S, DRAIN_S = 1.0, 1.0, 120.0
@@ -30,6 +31,21 @@ class Attempt:
     record: dict[str, Any]
     sequence: Any = None
     state: str = "new"  # waiting, running, ended
+    until_s: float = 0.0  # how long it waits for a place
+
+
+@dataclass(frozen=True)
+class Rules:
+    """`whole_batch`: batch is answered whole instead of streamed, so it can be preempted until it ends.
+
+    Without `preempt` whoever is asked for its place keeps it.
+    """
+
+    whole_batch: bool = False
+    preempt: bool = True
+
+
+DEFAULT = Rules()
 
 
 @dataclass
@@ -42,12 +58,14 @@ class World:
     meta: dict[str, Any]
     engine: Any
     per_pod: int
+    rules: Rules
     events: list[Any] = field(default_factory=list)
     order: Any = field(default_factory=itertools.count)
     outcomes: list[dict[str, Any]] = field(default_factory=list)
     log: list[dict[str, Any]] = field(default_factory=list)
     attempts: dict[str, Attempt] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)  # for its place: tier, and whether it gave it
     trail: list[tuple[float, ...]] = field(default_factory=list)
     ttft: Any = field(default_factory=dict)
 
@@ -77,6 +95,7 @@ class World:
         self.attempts[name] = attempt
         tier = Tier[row["tier"].upper()]
         wait_s = max(0.0, TTFT_S[tier] - (2**number - 1))  # the time counts from the first attempt
+        attempt.until_s = now + wait_s
         reply = self.scripts.acquire(
             name,
             self.model,
@@ -91,6 +110,8 @@ class World:
         elif reply[0] == Code.QUEUED:
             attempt.state = "waiting"
             self.at(now + wait_s, "deadline", attempt)
+            if part := PRESS_AFTER.get(tier):
+                self.at(now + wait_s * part + 1e-3, "press")
         else:
             self.refuse(now, attempt, reply[1], f"busy{reply[2]}")
             return
@@ -140,9 +161,30 @@ class World:
             used = (0, 0)
         self.scripts.release(name, used)
 
+    def give_place(self, now: float, name: str, attempt: Attempt) -> None:
+        """A higher tier needs its place: given when no token of it has come."""
+        given = (
+            self.rules.preempt
+            and attempt.state == "running"
+            and attempt.record["first_s"] is None
+            and now < attempt.until_s
+        )
+        if attempt.state == "running":
+            what = f"{attempt.row['tier']} {'given' if given else 'kept'}"
+            self.asked[what] = self.asked.get(what, 0) + 1
+        if given:
+            if self.engine.cancel(attempt.sequence):
+                self.note("end", now, attempt.sequence)
+            attempt.state = "waiting"
+            self.at(attempt.until_s, "deadline", attempt)
+        self.scripts.yield_place(name, attempt.until_s - now if given else -1.0)
+
     def hear(self, now: float) -> None:
         for kind, name in self.scripts.messages():
             attempt = self.attempts[name]
+            if kind.startswith("P"):
+                self.give_place(now, name, attempt)
+                continue
             if attempt.state != "waiting":
                 continue
             if kind == "G":
@@ -156,6 +198,8 @@ class World:
         elif what == "deadline" and item.state == "waiting":
             self.leave(now, item)
             self.refuse(now, item, 1, "deadline")
+        elif what == "press":
+            self.scripts.press(self.model)
         elif what == "timeout" and item.state in ("waiting", "running") and item.record["first_s"] is None:
             self.leave(now, item)
             self.end(now, item, "timeout")
@@ -165,9 +209,10 @@ class World:
         now, emitted = self.engine.step(now)
         for sequence in emitted:
             record = sequence.owner.record
-            if record["result"] is None:
+            whole = self.rules.whole_batch and sequence.owner.row["tier"] == "batch" and sequence.state != "finished"
+            if record["result"] is None and not whole:
                 record["first_s"] = now if record["first_s"] is None else record["first_s"]
-                record["tokens"] += 1
+                record["tokens"] = sequence.generated
             if sequence.state == "finished":
                 self.note("end", now, sequence)
                 self.scripts.set_time(now)
@@ -184,9 +229,10 @@ def simulate(
     schedule: list[dict[str, Any]],
     *,
     per_pod: int,
+    rules: Rules = DEFAULT,
 ) -> World:
     """Run the schedule to its end; `outcomes` and `log` are what the scorer reads."""
-    world = World(yard, scripts, model, meta, yard.engine.Engine(), per_pod)
+    world = World(yard, scripts, model, meta, yard.engine.Engine(), per_pod, rules)
     engine, state = world.engine, caps.Caps(requests=float(per_pod))
     scripts.set_time(0.0)
     for row in schedule:

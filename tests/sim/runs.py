@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from catalog.types import DeploymentKind, EngineKind, ServedModel
-from tests.sim.overload import simulate
+from tests.sim.overload import Rules, simulate
 from tests.sim.scripts import Scripts
 
 FLOOD_FACTOR, FLOOD_JITTER_S, FLOOD_FROM = 12, 5.0, 1 / 3  # of the run: before it everything is as without
@@ -63,16 +63,17 @@ class Run:
     load: Load
     figures: dict[str, Any]
     refused: dict[str, int] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)  # for its place: tier, and whether it gave it
     trail: list[tuple[float, ...]] = field(default_factory=list)  # of the caps, once a second
     bins: list[tuple[float, float]] = field(default_factory=list)  # start s, part of the priority requests in time
 
 
-def platform(yard: Any, scripts: Scripts, load: Load, *, per_pod: int) -> Run:
+def platform(yard: Any, scripts: Scripts, load: Load, per_pod: int, rules: Rules) -> Run:
     """Run a load through admission's own scripts."""
     meta, rows = load.schedule(yard)
-    world = simulate(yard, scripts, _model(), meta, rows, per_pod=per_pod)
+    world = simulate(yard, scripts, _model(), meta, rows, per_pod=per_pod, rules=rules)
     run = _scored(yard, load, (meta, rows), (world.outcomes, world.log))
-    run.refused, run.trail = world.refused, world.trail
+    run.refused, run.asked, run.trail = world.refused, world.asked, world.trail
     return run
 
 

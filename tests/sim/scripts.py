@@ -80,6 +80,15 @@ class Scripts:
         prefix = commands.release_prefix("", [], epoch=self.epoch, replica=REPLICA)
         self._exchange(commands.release_call(prefix, _id(request), commands.REMOVE, *tokens, cached))
 
+    def yield_place(self, request: str, wait_s: float) -> int:
+        """Answer that the request's place is given and it waits so long again; below 0: it keeps it."""
+        wait_us = commands.KEEP_PLACE if wait_s < 0 else round(wait_s * 1e6)
+        reply = self._exchange(commands.yield_call(_id(request), wait_us, epoch=self.epoch, replica=REPLICA))
+        return int(reply[0])
+
+    def press(self, model: ServedModel) -> None:
+        self._exchange(commands.press_call(model.deployment_id.hex, epoch=self.epoch))
+
     def tick(self) -> None:
         keys = [keyspace.EPOCH, commands.OFFSET, keyspace.BEAT, commands.UNCLAIMED]
         self.send("FCALL", commands.TICK, 4, *keys, self.epoch, 100)
