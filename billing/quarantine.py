@@ -160,9 +160,6 @@ async def bill(
     objection = assess.objection(corrected, version, currency, day)
     if objection:
         raise errors.not_billable(objection)
-    (checked,) = await idempotency.bill_once(session, [corrected], [""])
-    if checked.outcome is Outcome.REPEAT:
-        raise errors.not_billable("another generation with the same Idempotency-Key is billed")
     await _decide(session, item, billed_as=corrected.id, reason=reason, by=by, now=now)
     (corrected,) = await idempotency.bill_once(session, [corrected], [objection])
     if corrected.outcome is Outcome.REPEAT:

@@ -154,12 +154,18 @@ async def events(session: AsyncSession, tenant_id: UUID, run: Row[Any], after: U
 
     `concerned` are those that the run is about. An event stands at its own price version until a re-rating of all its
     meters put it at another. One whose transaction was reversed costs nothing any more and is left out. An id is at
-    most a day older than its admission.
+    most a day older than its admission, and younger only of what an operator billed out of quarantine.
     """
     statement = """
         WITH page AS MATERIALIZED (
-            SELECT * FROM usage_event
-            WHERE tenant_id = :tenant AND id > :after AND day BETWEEN CAST(:since AS date) - 1 AND CAST(:until AS date)
+            (SELECT * FROM usage_event
+             WHERE tenant_id = :tenant AND id > :after AND day BETWEEN CAST(:since AS date) - 1 AND CAST(:until AS date)
+             ORDER BY id LIMIT :limit)
+            UNION ALL
+            (SELECT b.* FROM usage_decision d JOIN usage_event b ON b.tenant_id = d.tenant_id AND b.id = d.event_id
+                 AND b.day = (uuid_extract_timestamp(d.event_id) AT TIME ZONE 'UTC')::date
+             WHERE d.tenant_id = :tenant AND d.event_id > :after AND b.day > CAST(:until AS date)
+             ORDER BY b.id LIMIT :limit)
             ORDER BY id LIMIT :limit
         )
         SELECT e.id, e.tx_id, e.project_id, e.model_id, e.model, e.tier, e.outcome, e.price_version_id, e.admitted_at,

@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
 import pytest
+from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -16,6 +17,7 @@ from billing import (
     adjustments,
     periods,
     price_preview,
+    quarantine,
     receipts,
     reconcile,
     rerating,
@@ -23,9 +25,12 @@ from billing import (
     usage,
     verify,
 )
+from billing.metrics import poster_metrics
+from billing.posting import Posting
 from billing.price_table import VersionPrices
 from billing.statements import statement
 from billing.types import Meter, Outcome, PriceSchedule
+from core.clock import ManualClock
 from core.db import Sessions, transaction
 from core.errors import PlatformError
 from core.money import parse_pico
@@ -205,6 +210,28 @@ async def test_a_selection_touches_nothing_else(sessions: Sessions) -> None:
     run = await again.rerate(sessions, again.wanted(wrong, right))
     assert (run.done_events, run.credited_pico) == (3, 2 * DELTA + 3 * 1000 * 1_000_000)
     assert (await balances(sessions, tenant_id))["revenue.usage"] == 3 * parse_pico("0.012258")
+    await is_right(sessions)
+
+
+async def test_usage_that_an_operator_billed_later_is_rated_again_with_its_admission(sessions: Sessions) -> None:
+    """Two calls at noon, one kept in quarantine and billed today: a run of that noon alone is about both, once each."""
+    wrong, right = await two(sessions)
+    tenant_id = await make.tenant(sessions, "1")
+    s = make.schedule(wrong, tenant_id)
+    odd = at(make.event(tenant_id, s, quarantine="looked odd"), NOON)
+    posting = Posting(sessions, ManualClock(NOON + timedelta(hours=1)), poster_metrics(CollectorRegistry()))
+    await posting.post([odd, at(make.event(tenant_id, s), NOON)])
+    async with transaction(sessions) as session:
+        await quarantine.bill(
+            session, tenant_id, odd.id, make.USAGE, reason="it is right", by=again.ASKER, now=datetime.now(UTC)
+        )
+    noon = again.wanted(wrong, right, since=NOON, until=NOON + timedelta(minutes=1))
+    before = again.wanted(wrong, right, since=NOON - timedelta(days=1), until=NOON)
+    assert (await again.rerate(sessions, before)).events == 0
+    run = await again.rerate(sessions, noon)
+    assert (run.requests, run.events, run.done_events, run.credited_pico) == (2, 2, 2, 2 * DELTA)
+    assert (await again.rerate(sessions, noon)).events == 0
+    assert await credit.left(sessions, tenant_id) == units("0.975484")  # 1 less twice 0.012258
     await is_right(sessions)
 
 

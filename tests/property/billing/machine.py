@@ -1,43 +1,37 @@
-"""Drives the ledger on real Postgres and Valkey beside the model: one rule per thing that can happen to money."""
+"""The ledger on real Postgres and Valkey beside the model: what a run of the machine is made of, and what must hold."""
 
 import asyncio
-from collections.abc import Coroutine
+import json
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
-import msgspec
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
-from billing import adjustments, credit_figures, ledger, lots, periods, price_book, reconcile, seals, verify
-from billing.credits import balance, top_up
-from billing.lots import Grant, LotSource
+from billing import credit_figures, ledger, price_book, queries
+from billing.credit_figures import Settlement
 from billing.metrics import poster_metrics
 from billing.posting import Posting
 from billing.price_table import VersionPrices
-from billing.types import BillingMode, Meter, Outcome, PriceItem, UsageEvent
+from billing.types import BillingMode, Meter, PriceDiscount, PriceItem, UsageEvent
 from core import db, keyspace
 from core.clock import ManualClock
-from core.errors import PlatformError
 from core.ids import new_uuid
-from core.money import Currency, nano_up
+from core.money import Currency
 from core.tiers import Tier
-from core.usage import TokenUsage
 from scheduler.types import Grant as Admitted
 from tests.factories import billing as make
-from tests.factories import lots as credit
-from tests.factories.scheduler import Fleet, ask, money, served_model
-from tests.property.billing.model import Account, Event, Lot, Move, Prices, Usage
+from tests.factories.scheduler import Fleet, served_model
+from tests.property.billing.model import FAR, Account, Event, Lot, Move
+from tests.property.billing.model_prices import Items, Offer, Version, discounted
 
 T = TypeVar("T")
-Scope = frozenset[int] | None
-Edge = tuple[int, int | None]  # which lot; how many minutes before it expires
 START = datetime(2025, 11, 30, 23, 0, tzinfo=UTC)
 MODELS = (make.MODEL, UUID("01890000-0000-7000-8000-00000000aaab"))
 TIERS = (Tier.STANDARD, Tier.BATCH)
@@ -52,17 +46,44 @@ CODES = {
     "contra.promo_used": "used",
 }
 
-counts = st.integers(0, 3000)
-edges = st.sampled_from([Usage(4000, 0, 0, 1, 0), Usage(1, 3999, 1, 0, 7), Usage(9, 0, 0, 0, 0), Usage(0, 0, 0, 0, 0)])
-usages = st.one_of(st.builds(Usage, counts, counts, counts, counts, counts), edges)
+# Few values, near one another: sums meet bounds exactly, and then miss them by one pico.
+units = st.sampled_from([0, 1, 999, 1000, 1000, 1001, 1003, 2000])
+amounts = st.builds(lambda whole, odd: whole * NANO + odd, st.integers(1, 12), st.sampled_from([0, 0, 0, 0, 1, -1]))
 places = st.integers(0, 10**6)
-amounts = st.integers(1, 3 * 10**10)
-whole = st.integers(0, 20_000_000)
-prices = st.builds(
-    Prices, whole, whole, whole, st.integers(0, 10**9), st.integers(0, 10**10), st.just(4000), st.just(2)
-)
-scopes = st.sampled_from([None, None, frozenset({0}), frozenset({1})])
 tenants = st.sampled_from([0, 0, 0, 1, 2])  # most of it happens to one, so that its lots meet
+PLAIN: Items = {(0, "input"): 1000, (0, "output"): 2000, (0, "min_charge"): 1001}
+STEPPED: Items = {**PLAIN, (0, "cached_input"): 1, (4, "input"): 2000, (4, "output"): 1000, (4, "cached_input"): 3}
+FREE: Items = {(0, "input"): 0, (0, "output"): 0, (0, "min_charge"): 5000}  # but for the minimum
+
+
+@st.composite
+def listed(draw: st.DrawFn) -> Items:
+    """Prices of one model and tier: input and output, some other meters, up to two steps."""
+    named = ["input", "output", *draw(st.sets(st.sampled_from(["cached_input", "cache_write", "reasoning"])))]
+    found = {
+        (above, m): draw(units) for above in (0, *draw(st.sampled_from([(), (4,), (2, 4)]))) for m in sorted(named)
+    }
+    for meter, values in (("request", [0, 1000, 1003]), ("min_charge", [0, 5000, 5001])):
+        price = draw(st.sampled_from([None, *values]))
+        if price is not None:
+            found[0, meter] = price
+    return found
+
+
+@dataclass(frozen=True)
+class Gift:
+    """Credit to give: pico, promo or goodwill, for how many minutes, models and tiers (None: all)."""
+
+    amount: int
+    source: str
+    minutes: int | None
+    models: frozenset[int] | None
+    tiers: frozenset[int] | None
+
+
+scopes = st.sampled_from([None, None, None, frozenset({0}), frozenset({1})])
+lasting = st.sampled_from([None, 5, 6, 30, 2 * FAR])
+gifts = st.builds(Gift, amounts, st.sampled_from(["promo", "promo", "goodwill"]), lasting, scopes, scopes)
 
 
 @dataclass
@@ -78,16 +99,27 @@ class Books:
 
 @dataclass
 class Call:
-    """A call that was admitted: its hold, and after it ended its usage event."""
+    """A call that was admitted, with its hold."""
 
     who: int
     hold: int
     admitted: Admitted
-    event: tuple[UsageEvent, Event] | None = None
 
 
-class BooksMachine(RuleBasedStateMachine):
-    """Two prepaid tenants and a postpaid one."""
+@dataclass
+class Undo:
+    """A transaction that may be reversed: its id (of usage, its number), and what it moved."""
+
+    who: int
+    tx: UUID | int
+    moves: list[Move]
+
+
+Made = tuple[int, UsageEvent, Event]
+
+
+class BooksBase(RuleBasedStateMachine):
+    """Two tenants that begin prepaid and one that begins postpaid."""
 
     books: ClassVar[Books]
 
@@ -96,13 +128,25 @@ class BooksMachine(RuleBasedStateMachine):
         self.accounts: list[Account] = []
         self.tenants: list[UUID] = []
         self.lot_ids: dict[UUID, str] = {}
-        self.made: list[tuple[int, UsageEvent, Event]] = []
+        self.made: list[Made] = []
         self.calls: list[Call] = []
-        self.reversible: list[tuple[int, UUID, list[Move]]] = []
-        self.known: set[UUID] = set()
+        self.held: list[Made] = []  # in quarantine, with what a right count makes of it
+        self.late: list[tuple[list[Settlement], list[Made]]] = []  # posted, and Valkey not told yet
+        self.reversible: list[Undo] = []
+        self.pending: list[tuple[int, UUID, int, Undo | tuple[Lot, int]]] = []
+        self.versions: list[Version] = []
+        self.published: list[VersionPrices] = []
         self.now = 0
+        self.sealed_at = 0
+        self.looked_at = 0
+        self.lost: list[dict[str, int]] = []
         self.marks: list[str] = []
         self.touched: set[int] = set()
+
+    @property
+    def moved(self) -> int:
+        """How many transactions there were."""
+        return sum(account.version for account in self.accounts)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.books.runner.run(work)
@@ -114,377 +158,66 @@ class BooksMachine(RuleBasedStateMachine):
         """An id as a gateway would mint it then."""
         return make.uuid7_at(int(self.instant(minute).timestamp()), new_uuid().int & 0xFFFF_FFFF_FFFF)
 
-    # prices
+    @initialize(limit=st.integers(0, 15), paid=st.integers(0, 20), first=listed(), gifts=st.lists(gifts, max_size=3))
+    def open(self, limit: int, paid: int, first: Items, gifts: list[Gift]) -> None:
+        self.run(self._open(limit * NANO))
+        offers: dict[Offer, Items] = {
+            (None, 0, 0): first,
+            (None, 0, 1): STEPPED,
+            (None, 1, 0): PLAIN,
+            (None, 1, 1): FREE,
+        }
+        self.publish(offers, {})
+        self.put_in(paid * NANO, gifts)
 
-    @initialize(limit=st.integers(0, 10**11))
-    def open(self, limit: int) -> None:
-        async def work() -> None:
-            self.clock = ManualClock(START)
-            self.posting = Posting(self.books.sessions, self.clock, poster_metrics(CollectorRegistry()))
-            self.fleet = await Fleet.open(self.books.valkey)
-            await self.fleet.client.call("FLUSHALL")
-            self.door = await self.fleet.replica()
-            self.model = served_model()
-            async with db.transaction(self.books.sessions) as session:
-                for mode, bound in ((BillingMode.PREPAID, 0), (BillingMode.PREPAID, 0), (BillingMode.POSTPAID, limit)):
-                    self.tenants.append(new_uuid())
-                    self.accounts.append(Account(bound if mode is BillingMode.POSTPAID else None))
-                    await ledger.open_tenant(session, self.tenants[-1], Currency.USD, mode, bound)
-            for who in range(2):
-                self.accounts[who].lots.append(Lot("paid", "paid", -1))
-            for tenant_id in self.tenants:
-                await credit_figures.refresh(self.fleet.client, self.books.sessions, tenant_id)
+    async def _open(self, limit: int) -> None:
+        self.clock = ManualClock(START)
+        self.posting = Posting(self.books.sessions, self.clock, poster_metrics(CollectorRegistry()))
+        self.fleet = await Fleet.open(self.books.valkey)
+        await self.fleet.client.call("FLUSHALL")
+        self.door = await self.fleet.replica()
+        self.model = served_model()
+        async with db.transaction(self.books.sessions) as session:
+            for mode, bound in (("prepaid", 0), ("prepaid", 0), ("postpaid", limit)):
+                self.tenants.append(new_uuid())
+                self.accounts.append(Account(bound if mode == "postpaid" else None, mode == "prepaid"))
+                await ledger.open_tenant(session, self.tenants[-1], Currency.USD, BillingMode(mode), bound)
+        for who in range(2):
+            self.accounts[who].lots.append(Lot("paid", "paid", -1))
+        await self.refresh(range(3))
 
-        self.run(work())
-        first = Prices(1_000_000, 100_000, 5_000_000, 0, 0, 4000, 2)
-        self.price_of: dict[tuple[int | None, int, int], Prices] = {}
-        self.publish(dict.fromkeys(((None, 0, 0), (None, 1, 0), (None, 0, 1), (None, 1, 1)), first))
+    def put_in(self, paid: int, gifts: list[Gift]) -> None:
+        """Begin with credit of the first tenant."""
 
-    def publish(self, changed: dict[tuple[int | None, int, int], Prices]) -> None:
-        items = []
-        for (who, model, tier), p in changed.items():
-            self.price_of[who, model, tier] = p
-            tenant = None if who is None else self.tenants[who]
-            for meter, price in (
-                (Meter.INPUT, p.fresh),
-                (Meter.CACHED_INPUT, p.cached),
-                (Meter.OUTPUT, p.output),
-                (Meter.REQUEST, p.request),
-                (Meter.MIN_CHARGE, p.minimum),
-            ):
-                items.append(PriceItem(MODELS[model], TIERS[tier], meter, price, tenant))
-                if meter in (Meter.INPUT, Meter.CACHED_INPUT, Meter.OUTPUT):
-                    items.append(PriceItem(MODELS[model], TIERS[tier], meter, p.times * price, tenant, p.above))
+    async def refresh(self, whose: Iterable[int]) -> None:
+        for who in whose:
+            await credit_figures.refresh(self.fleet.client, self.books.sessions, self.tenants[who], correct=True)
+
+    def publish(self, offers: dict[Offer, Items], discounts: dict[Offer, int]) -> None:
+        """Publish a whole list; discounts (millionths off) become prices of the tenants' own."""
+        items = [
+            PriceItem(MODELS[model], TIERS[tier], Meter(meter), pico, None if who is None else self.tenants[who], above)
+            for (who, model, tier), given in offers.items()
+            for (above, meter), pico in given.items()
+        ]
+        off = [
+            PriceDiscount(self.tenants[who], MODELS[model], TIERS[tier], millionths)
+            for (who, model, tier), millionths in discounts.items()
+            if who is not None
+        ]
 
         async def work() -> VersionPrices | None:
             async with db.transaction(self.books.sessions) as session:
-                draft = await price_book.create_draft(session, self.books.book, items)
+                draft = await price_book.create_draft(session, self.books.book, items, discounts=off, complete=True)
                 await price_book.publish(session, draft, now=datetime.now(UTC))
                 return await price_book.load_version(session, draft)
 
         version = self.run(work())
         assert version is not None
-        self.version = version
-
-    @rule(who=st.sampled_from([None, 0, 1, 2]), model=st.integers(0, 1), tier=st.integers(0, 1), p=prices)
-    def publish_price(self, who: int | None, model: int, tier: int, p: Prices) -> None:
-        """A price of the list, or one of a tenant's own; what was admitted before keeps its price."""
-        self.publish({(who, model, tier): p})
-
-    # credit
-
-    @rule(who=tenants, amount=st.integers(-1, 3 * 10**10), key=st.sampled_from("abcd"))
-    def top_up(self, who: int, amount: int, key: str) -> None:
-        tenant_id, account = self.tenants[who], self.accounts[who]
-
-        async def work() -> tuple[str | None, UUID | None]:
-            try:
-                async with db.transaction(self.books.sessions) as session:
-                    done = await top_up(session, tenant_id, amount, idempotency_key=key, actor="test")
-            except PlatformError as error:
-                return error.code, None
-            await credit_figures.refresh(self.fleet.client, self.books.sessions, tenant_id, correct=True)
-            return None, None if done.replayed else done.transaction_id
-
-        refused, tx = self.run(work())
-        assert refused == account.top_up(key, amount)
-        self.touched.add(who)
-        if tx is not None:
-            self.reversible.append((who, tx, [("cash", "paid", amount)]))
-
-    @rule(
-        who=tenants,
-        amount=amounts,
-        source=st.sampled_from([LotSource.PROMO, LotSource.GOODWILL]),
-        minutes=st.sampled_from([None, 5, 5, 30]),
-        scope=st.tuples(scopes, scopes),
-    )
-    def give(self, who: int, amount: int, source: LotSource, minutes: int | None, scope: tuple[Scope, Scope]) -> None:
-        models, tiers = scope
-        expires = None if minutes is None else self.now + minutes
-        grant = Grant(
-            amount,
-            source,
-            None if expires is None else self.instant(expires),
-            tuple(MODELS[n] for n in models or ()),
-            tuple(TIERS[n] for n in tiers or ()),
-        )
-
-        async def work() -> tuple[UUID | None, UUID]:
-            async with db.transaction(self.books.sessions) as session:
-                done = await adjustments.give(session, self.tenants[who], grant, credit.asked(self.clock.now()))
-                known = {lot.id for lot in await lots.all_of(session, self.tenants[who])}
-            await credit_figures.refresh(self.fleet.client, self.books.sessions, self.tenants[who], correct=True)
-            (new,) = known - self.lot_ids.keys() - await self.paid_lots(who)
-            return done.transaction_id, new
-
-        tx, lot_id = self.run(work())
-        assert tx is not None
-        lot = Lot(f"lot{len(self.lot_ids)}", source.value, len(self.lot_ids), expires, models, tiers)
-        self.lot_ids[lot_id] = lot.name
-        self.reversible.append((who, tx, self.accounts[who].give(lot, amount)))
-        self.touched.add(who)
-
-    async def paid_lots(self, who: int) -> set[UUID]:
-        async with db.transaction(self.books.sessions) as session:
-            return {lot.id for lot in await lots.all_of(session, self.tenants[who]) if lot.source is LotSource.PAID}
-
-    @precondition(lambda self: self.reversible)
-    @rule(pick=places)
-    def reverse(self, pick: int) -> None:
-        """A top-up, a grant or usage; once, and only where no credit is spent that it takes back."""
-        who, tx, moves = self.reversible[pick % len(self.reversible)]
-
-        async def work() -> str | None:
-            try:
-                async with db.transaction(self.books.sessions) as session:
-                    await adjustments.reverse(session, self.tenants[who], tx, credit.asked(self.clock.now()))
-            except PlatformError as error:
-                return error.code
-            await credit_figures.refresh(self.fleet.client, self.books.sessions, self.tenants[who], correct=True)
-            return None
-
-        done, again = self.run(work()), self.run(work())
-        assert done == (None if self.accounts[who].reverse(moves) else "CREDIT_SPENT")
-        assert again == (done or "NOT_REVERSIBLE")
-        self.touched.add(who)
-        if done is None:
-            self.reversible.remove((who, tx, moves))
-
-    # calls
-
-    def event(self, who: int, call: tuple[int, int], usage: Usage, outcome: str, ago: int) -> tuple[UsageEvent, Event]:
-        """A call as the gateway writes it, priced by the model and by hand there."""
-        model, tier = call
-        minute = self.now - ago
-        price = self.price_of.get((who, model, tier)) or self.price_of[None, model, tier]
-        schedule = self.version.schedule(MODELS[model], TIERS[tier], self.tenants[who])
-        assert schedule is not None
-        cost = price.cost(usage, outcome)
-        us = int(self.instant(minute).timestamp()) * 1_000_000
-        made = make.event(
-            self.tenants[who],
-            schedule,
-            TokenUsage(usage.fresh, usage.cached, usage.written, usage.output, usage.reasoning),
-            outcome=Outcome(outcome),
-            event_id=self.new_id(minute),
-            amount_pico=sum(cost),
-        )
-        made = msgspec.structs.replace(made, admitted_at_us=us, ended_at_us=us + 7, model_id=MODELS[model])
-        return made, Event(made.id.hex, minute, model, tier, cost)
-
-    @rule(
-        who=tenants,
-        call=st.tuples(st.integers(0, 1), st.integers(0, 1)),
-        usage=usages,
-        outcome=st.sampled_from(["completed", *(outcome.value for outcome in Outcome)]),
-        ago=st.sampled_from([0, 0, 1, 7, 3000]),
-        edge=st.tuples(places, st.sampled_from([None, 0, 0, 1])),
-        posted=st.booleans(),
-    )
-    def use(
-        self, who: int, call: tuple[int, int], usage: Usage, outcome: str, *, ago: int, edge: Edge, posted: bool
-    ) -> None:
-        """Calls that some gateway served, now or a while ago, some right at a lot's expiry; they wait in its spool."""
-        lot, before = self.expiring(who, edge[0]), edge[1]
-        if lot is not None and before is not None:
-            ago = max(0, self.now - lot + before)
-        self.made += [(who, *self.event(who, call, usage, outcome, ago)) for _ in range(2)]
-        if posted:
-            self.post(self.made[-2:])
-
-    def expiring(self, who: int, pick: int) -> int | None:
-        """When one of the tenant's lots expires."""
-        ends = [lot.expires for lot in self.accounts[who].lots if lot.expires is not None]
-        return ends[pick % len(ends)] if ends else None
-
-    @precondition(lambda self: self.made)
-    @rule(
-        picks=st.lists(places, min_size=1, max_size=12), splits=st.lists(places, max_size=2), crashes=st.integers(0, 1)
-    )
-    def deliver(self, picks: list[int], splits: list[int], crashes: int) -> None:
-        """Any events made so far, in any order, again and again, in up to three batches.
-
-        A poster that crashes has committed and told Valkey nothing; the next one gets the same batch.
-        """
-        chosen = [self.made[pick % len(self.made)] for pick in picks]
-        cuts = sorted({0, len(chosen), *(split % len(chosen) for split in splits)})
-        for start, end in pairwise(cuts):
-            self.post(chosen[start:end], crashes)
-
-    def post(self, batch: list[tuple[int, UsageEvent, Event]], crashes: int = 0) -> None:
-        events = [event for _, event, _ in batch]
-        for _ in range(crashes):
-            self.run(self.posting.post(events))
-        self.run(self.settle(events))
-        months = {event.minute: self.instant(event.minute).month for _, _, event in batch}
-        for who, account in enumerate(self.accounts):
-            mine = [event for owner, _, event in batch if owner == who]
-            new = [event for event in mine if event.key not in account.posted]
-            if new:
-                self.touched.add(who)
-                self.run(self.remember(who, account.use(new, months)))
-            for event in mine:
-                account.out.pop(event.key, None)
-
-    async def settle(self, events: list[UsageEvent]) -> None:
-        for posted in await self.posting.post(events):
-            await credit_figures.settle_all(self.fleet.client, posted.settlements)
-
-    async def remember(self, who: int, booked: dict[int, list[Move]]) -> None:
-        """Learn the ids of the transactions that were just booked, one per month."""
-        async with db.transaction(self.books.sessions) as session:
-            rows = await session.execute(
-                text(
-                    "SELECT id, effective_at FROM ledger_tx"
-                    " WHERE tenant_id = :t AND kind = 'usage' AND NOT id = ANY(CAST(:known AS uuid[]))"
-                ),
-                {"t": self.tenants[who], "known": list(self.known)},
-            )
-            found = {at.month: tx for tx, at in rows}
-        assert found.keys() == booked.keys()
-        self.known |= set(found.values())
-        self.reversible += [(who, found[month], moves) for month, moves in booked.items() if moves]
-
-    @precondition(lambda self: self.made)
-    @rule(who=st.integers(0, 2), pick=places, more=st.integers(1, 10**6))
-    def deliver_wrong_amount(self, who: int, pick: int, more: int) -> None:
-        """It goes to quarantine, and holds up nothing beside it."""
-        event, _ = self.event(who, (0, 0), Usage(1, 2, 3, 4, 5), "completed", 0)
-        wrong = msgspec.structs.replace(event, amount_pico=event.amount_pico + more)
-        posted = self.run(self.posting.post([wrong]))
-        assert [one.quarantined for one in posted] == [1]
-        self.touched.add(who)
-        self.post([self.made[pick % len(self.made)]])
-
-    # holds
-
-    @rule(who=st.integers(0, 2), hold=st.integers(0, 3 * 10**7))
-    def admit(self, who: int, hold: int) -> None:
-        """A hold is taken when the credit that nothing else claims covers it."""
-        tenant_id, account = self.tenants[who], self.accounts[who]
-
-        async def work() -> Admitted | str:
-            try:
-                return await ask(self.door, self.model, money=money(tenant_id, hold), request_id=self.new_id(self.now))
-            except PlatformError as error:
-                return error.code
-
-        said = self.run(work())
-        fits = account.figure // NANO - sum(account.out.values()) >= hold
-        if not fits:
-            assert said == "INSUFFICIENT_CREDIT"
-            return
-        assert isinstance(said, Admitted)
-        account.out[said.request_id.hex] = hold
-        self.calls.append(Call(who, hold, said))
-
-    def running(self, pick: int) -> Call:
-        return self.calls.pop(pick % len(self.calls))
-
-    @precondition(lambda self: self.calls)
-    @rule(pick=places, usage=usages, outcome=st.sampled_from(["completed", "client_abort", "timeout"]))
-    def settle_call(self, pick: int, usage: Usage, outcome: str) -> None:
-        """The hold sinks to the charge; what is not spent of it is free at once, twice settled is settled once."""
-        call = self.running(pick)
-        made, event = self.event(call.who, (0, 0), usage, outcome, 0)
-        request = call.admitted.request_id
-        made = msgspec.structs.replace(made, id=request)
-        event = Event(request.hex, event.minute, event.model, event.tier, event.cost)
-        charge = min(call.hold, nano_up(made.amount_pico))
-        self.door.release(call.admitted, charge)
-        self.door.release(call.admitted, 0)
-        self.run(self.door.heartbeat())
-        self.accounts[call.who].out[request.hex] = charge
-        self.made.append((call.who, made, event))
-
-    @precondition(lambda self: self.calls)
-    @rule(pick=places)
-    def abort_call(self, pick: int) -> None:
-        """A call that never got to an engine leaves no hold and no event."""
-        call = self.running(pick)
-        self.door.release(call.admitted, None)
-        self.run(self.door.heartbeat())
-        self.accounts[call.who].out.pop(call.admitted.request_id.hex)
-
-    @precondition(lambda self: self.calls)
-    @rule(pick=places)
-    def write_off(self, pick: int) -> None:
-        """What a lost replica held is given back."""
-        call = self.running(pick)
-        request, tenant_id = call.admitted.request_id, self.tenants[call.who]
-
-        async def work() -> None:
-            await self.fleet.client.call("HSET", keyspace.owed("gone"), request.hex, tenant_id.hex)
-            assert await reconcile.write_off(self.fleet.client, "gone") == {tenant_id: [request]}
-            assert await reconcile.write_off(self.fleet.client, "gone") == {}
-            self.door.release(call.admitted, None)  # it was not lost after all
-            await self.door.heartbeat()
-
-        self.run(work())
-        self.accounts[call.who].out.pop(request.hex)
-
-    # time
-
-    @rule(
-        minutes=st.sampled_from([1, 6, 3000]),
-        who=st.integers(0, 2),
-        edge=st.tuples(places, st.sampled_from([-10, -9, 0])),
-    )
-    def wait(self, minutes: int, who: int, edge: Edge) -> None:
-        """Time goes on, often to about a lot's expiry; what expired long enough ago is taken back."""
-        lot = self.expiring(who, edge[0])
-        if lot is not None and edge[1] is not None and lot - edge[1] > self.now:
-            minutes = lot - edge[1] - self.now
-        self.now += minutes
-        self.clock.advance(60 * minutes)
-
-        async def work() -> None:
-            for owner, tenant_id in enumerate(self.tenants):
-                async with db.transaction(self.books.sessions) as session:
-                    taken = await lots.expire(session, tenant_id, self.instant(self.now))
-                moves = self.accounts[owner].expire(self.now)
-                assert taken == sum(amount for one in moves for _, _, amount in one)
-                if moves:
-                    self.touched.add(owner)
-                    await credit_figures.refresh(self.fleet.client, self.books.sessions, tenant_id, correct=True)
-
-        self.run(work())
-
-    @rule()
-    def keep_books(self) -> None:
-        """Seal; close the oldest month when it is over. What comes late for it is booked later, as `verify` sees."""
-
-        async def work() -> None:
-            async with db.transaction(self.books.sessions) as session:
-                await seals.seal(session)
-            if self.instant(self.now) >= periods_end(self.books.open_month):
-                month = self.books.open_month
-                done = await periods.close(self.books.sessions, month.date(), self.instant(self.now))
-                assert done.state == "closed"
-                self.books.open_month = periods_end(month)
-
-        self.run(work())
-
-    @rule()
-    def lose_valkey(self) -> None:
-        """All its data is gone: figures come from the ledger, charges from the spools, holds from the replica."""
-        self.run(self._lose_valkey())
-
-    async def _lose_valkey(self) -> None:
-        await self.fleet.client.call("FLUSHALL")
-        for tenant_id in self.tenants:
-            await credit_figures.refresh(self.fleet.client, self.books.sessions, tenant_id)
-        unposted = {event.key: made for who, made, event in self.made if event.key in self.accounts[who].out}
-        charges = [
-            msgspec.structs.replace(made, amount_pico=self.accounts[self.tenants.index(made.tenant_id)].out[key] * NANO)
-            for key, made in unposted.items()
-        ]
-        await credit_figures.register(self.fleet.client, charges)
-        await self.door.resync()
-        await self.fleet.advance(5.1)
-        await self.door.heartbeat()
-        await self.door.tick()
+        for place, millionths in discounts.items():
+            offers[place] = {**discounted(offers[None, place[1], place[2]], millionths), **offers.get(place, {})}
+        self.versions.append(Version(offers))
+        self.published.append(version)
 
     # what must hold
 
@@ -495,45 +228,65 @@ class BooksMachine(RuleBasedStateMachine):
 
     async def _compare(self) -> None:
         async with db.transaction(self.books.sessions) as session:
-            rows = await session.execute(
-                text(
-                    "SELECT a.id, a.tenant_id, a.code, b.debit, b.credit FROM ledger_account a"
-                    " JOIN ledger_balance b ON b.account_id = a.id WHERE a.tenant_id = ANY(:t)"
-                ),
-                {"t": self.tenants},
-            )
-            found = {
-                (self.tenants.index(tenant), CODES.get(code) or self.lot_ids[account]): (int(debit), int(credit))
-                for account, tenant, code, debit, credit in rows
-                if debit or credit
-            }
-            marks = [str(mark) for mark in await session.scalars(text(MARKS), {"t": self.tenants})]
-            available = [(await balance(session, tenant)).available_pico for tenant in self.tenants]
-            versions = [(await balance(session, tenant)).version for tenant in self.tenants]
+            rows = (await session.execute(text(STATE), {"t": self.tenants})).all()
+            balances = {one.tenant_id: one for one in await queries.balances(session, self.tenants)}
+        self._compare_accounts([json.loads(row.accounts) for row in rows])
+        marks = [row.mark for row in rows]
+        out = await self._outstanding()
+        for who, account in enumerate(self.accounts):
+            tenant = self.tenants[who]
+            assert (balances[tenant].available_pico, balances[tenant].version) == (account.figure, account.version)
+            assert balances[tenant].mode == ("prepaid" if account.prepaid else "postpaid")
+            assert who in self.touched or not self.marks or marks[who] == self.marks[who], "rows changed"
+            figure, summed, entries = out[who]
+            assert entries == account.out
+            assert summed == sum(account.out.values())
+            if not self.late:
+                assert figure == account.figure // NANO
+        self.marks = marks
+        self.touched.clear()
+
+    def _compare_accounts(self, rows: list[list[list[str]]]) -> None:
+        found = {
+            (who, CODES.get(code) or self.lot_ids[UUID(account)]): (int(debit), int(credit))
+            for who, moved in enumerate(rows)
+            for account, code, debit, credit in moved
+        }
         assert found == {
             (who, name): (account.debit[name], account.credit[name])
             for who, account in enumerate(self.accounts)
             for name in account.debit.keys() | account.credit.keys()
             if name != "cash" and (account.debit[name] or account.credit[name])
         }
-        assert available == [account.figure for account in self.accounts]
-        assert versions == [account.version for account in self.accounts]
-        for who, account in enumerate(self.accounts):
-            assert who in self.touched or not self.marks or marks[who] == self.marks[who]
-            assert await self.fleet.outstanding(self.tenants[who]) == account.out
-            a, o = await self.fleet.client.call("HMGET", keyspace.credit(self.tenants[who]), "a", "o")
-            assert (int(a), int(o or 0)) == (account.figure // NANO, sum(account.out.values()))
-        self.marks = marks
-        self.touched.clear()
+
+    async def _outstanding(self) -> list[tuple[int, int, dict[str, int]]]:
+        """Per tenant the figure, what is outstanding, and of which requests, once all that replicas sent is done."""
+        for client in self.fleet.clients:
+            await client.call("PING")
+        asked = [
+            call
+            for tenant in self.tenants
+            for call in (
+                self.fleet.client.call("HMGET", keyspace.credit(tenant), "a", "o"),
+                self.fleet.client.call("HGETALL", keyspace.outstanding(tenant)),
+            )
+        ]
+        said = await asyncio.gather(*asked)
+        return [
+            (int(a), int(o or 0), {k.decode(): int(v) for k, v in zip(flat[::2], flat[1::2], strict=True)})
+            for (a, o), flat in zip(said[::2], said[1::2], strict=True)
+        ]
 
     def teardown(self) -> None:
         if self.accounts:
-            for start in range(0, len(self.made), 7):
-                self.post(self.made[start : start + 7])
+            self.end()
             self.run(self._finish())
 
+    def end(self) -> None:
+        """Post what is left."""
+
     async def _finish(self) -> None:
-        """All is posted: what is outstanding is of calls that still run, and all sums are one."""
+        """All is posted: what is outstanding is of calls that still run, and rollups are what was billed at first."""
         running = {call.admitted.request_id.hex for call in self.calls}
         for who, account in enumerate(self.accounts):
             assert account.out.keys() <= running
@@ -541,34 +294,31 @@ class BooksMachine(RuleBasedStateMachine):
         async with db.transaction(self.books.sessions) as session:
             rows = await session.execute(
                 text(
-                    "SELECT tenant_id, sum(requests), sum(amount_pico) FROM usage_rollup"
+                    "SELECT tenant_id, sum(requests), sum(amount_pico), sum(min_charge_pico) FROM usage_rollup"
                     " WHERE tenant_id = ANY(:t) GROUP BY tenant_id"
                 ),
                 {"t": self.tenants},
             )
-            assert {self.tenants.index(row[0]): (row[1], row[2]) for row in rows} == {
-                who: (account.requests, account.billed) for who, account in enumerate(self.accounts) if account.requests
+            assert {self.tenants.index(row[0]): [int(one) for one in row[1:]] for row in rows} == {
+                who: account.billed for who, account in enumerate(self.accounts) if account.billed[0]
             }
-        assert (await reconcile.books(self.books.sessions))[1] == []
-        assert (await reconcile.figures(self.books.sessions, self.fleet.client))[1] == []
-        async with db.transaction(self.books.sessions) as session:
-            assert await verify.verify(session) is None
         await self.fleet.close()
 
 
-def periods_end(month: datetime) -> datetime:
-    return (month + timedelta(days=32)).replace(day=1)
-
-
-# One hash per tenant over all of its rows.
-MARKS = """
-    SELECT md5(concat(
+# A row per tenant: its accounts that moved, and one hash over all of its rows.
+STATE = """
+    SELECT coalesce((SELECT json_agg(json_build_array(a.id, a.code, b.debit::text, b.credit::text))
+                     FROM ledger_account a JOIN ledger_balance b ON b.account_id = a.id
+                     WHERE a.tenant_id = p.tenant_id AND (b.debit <> 0 OR b.credit <> 0)), '[]')::text AS accounts,
+        md5(concat(
         (SELECT string_agg(x::text || (SELECT string_agg(t::text, ',' ORDER BY t.seq)
                                        FROM ledger_transfer t WHERE t.tx_id = x.id), ',' ORDER BY x.id)
          FROM ledger_tx x WHERE x.tenant_id = p.tenant_id),
         (SELECT string_agg(l::text, ',' ORDER BY l.account_id) FROM credit_lot l WHERE l.tenant_id = p.tenant_id),
         (SELECT string_agg(e::text, ',' ORDER BY e.id) FROM usage_event e WHERE e.tenant_id = p.tenant_id),
         (SELECT string_agg(r::text, ',' ORDER BY r::text) FROM usage_rollup r WHERE r.tenant_id = p.tenant_id),
-        p::text))
+        (SELECT string_agg(i::text, ',' ORDER BY i::text) FROM usage_idempotency i WHERE i.tenant_id = p.tenant_id),
+        (SELECT string_agg(i::text, ',' ORDER BY i::text) FROM usage_rerating i WHERE i.tenant_id = p.tenant_id),
+        p::text)) AS mark
     FROM billing_profile p WHERE p.tenant_id = ANY(:t) ORDER BY array_position(CAST(:t AS uuid[]), p.tenant_id)
 """

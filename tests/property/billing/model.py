@@ -1,63 +1,55 @@
-"""What the ledger must come to, in plain integers: accounts, lots, prices, holds. Knows no code of ours.
+"""What the ledger must come to, in plain integers: accounts, lots, holds, and who may do what. Knows no code of ours.
 
 Amounts are pico, holds nano, instants minutes since the machine's beginning.
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-BILLED = {"completed", "client_abort"}
+from tests.property.billing.model_prices import Prices, Usage
+
 ORDER = {"promo": 0, "goodwill": 1, "paid": 2}
 GRACE = 10  # minutes from which an expired lot's rest is taken back
+DAY = 1440
+FAR = 10**7  # what expires later than this has not expired when the test runs
+ALONE_MAX = 30_000  # pico that one operator adjusts of a tenant in a day without another one
 
 Move = tuple[str, str, int]  # debit, credit, amount
 
 
 @dataclass(frozen=True)
-class Usage:
-    """Tokens of a call: fresh, cached and written input, output, reasoning."""
-
-    fresh: int
-    cached: int
-    written: int
-    output: int
-    reasoning: int
-
-
-@dataclass(frozen=True)
-class Prices:
-    """Pico per token of one model and tier; from `above` input tokens on all tokens cost `times` as much."""
-
-    fresh: int
-    cached: int
-    output: int
-    request: int
-    minimum: int
-    above: int
-    times: int
-
-    def cost(self, usage: Usage, outcome: str) -> tuple[int, int]:
-        """Return what it costs by its tokens, and what a minimum adds."""
-        tokens = (usage.fresh, usage.cached, usage.written, usage.output, usage.reasoning)
-        if outcome not in BILLED or not any(tokens):
-            return 0, 0
-        if outcome == "client_abort" and usage.output + usage.reasoning == 0:
-            return 0, 0
-        factor = self.times if usage.fresh + usage.cached + usage.written > self.above else 1
-        unit = (self.fresh, self.cached, self.fresh, self.output, self.output)
-        own = factor * sum(count * price for count, price in zip(tokens, unit, strict=True)) + self.request
-        return own, max(0, self.minimum - own)
-
-
-@dataclass(frozen=True)
 class Event:
-    """One call as it is billed."""
+    """One call as it is billed; `digest` is of its idempotency key, `day` that of its id (an ordinal)."""
 
     key: str
     minute: int
+    month: int
+    day: int
     model: int
     tier: int
+    usage: Usage
+    outcome: str
+    prices: Prices
+    version: int
+    digest: int | None = None
+    released: bool = False  # out of quarantine: its id is younger than its admission
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        return self.prices.cost(self.usage, self.outcome)
+
+
+@dataclass
+class Billed:
+    """What an event comes to after all that happened to it, and which posting of usage it is in."""
+
+    event: Event
+    tx: int
     cost: tuple[int, int]
+    prices: Prices
+    version: int
+    repeat: bool
 
 
 @dataclass
@@ -71,6 +63,11 @@ class Lot:
     models: frozenset[int] | None = None
     tiers: frozenset[int] | None = None
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Where it stands among those that pay."""
+        return ORDER[self.source], 10**12 if self.expires is None else self.expires, self.number
+
     def pays(self, event: Event) -> bool:
         return (
             (self.expires is None or event.minute < self.expires)
@@ -80,33 +77,52 @@ class Lot:
 
 
 @dataclass
+class UsagePosting:
+    """The usage of one batch and month: what it moved, and what each account paid of it and did not get back."""
+
+    moves: list[Move]
+    paid: dict[str, int]
+    rerated: bool = False
+    reversed: bool = False
+
+
+@dataclass
 class Account:
     """One tenant's books."""
 
-    limit: int | None  # postpaid: how far it may go
+    limit: int | None  # how far usage may go unbilled; None: it has no such account
+    prepaid: bool
+    prepaid_since: int | None = None  # usage admitted before may still go unbilled
     debit: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     credit: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     lots: list[Lot] = field(default_factory=list)
-    posted: set[str] = field(default_factory=set)
+    posted: dict[str, Billed] = field(default_factory=dict)
+    postings: list[UsagePosting] = field(default_factory=list)
+    bills: list[tuple[int, int]] = field(default_factory=list)  # digest, minute of what was billed under a key
     keys: dict[str, int] = field(default_factory=dict)
+    alone: list[tuple[int, int, int]] = field(default_factory=list)  # operator, minute, pico
     out: dict[str, int] = field(default_factory=dict)  # request → nano held, or used and not posted
     version: int = 1
-    requests: int = 0
-    billed: int = 0
+    billed: list[int] = field(default_factory=lambda: [0, 0, 0])  # requests, pico, pico by minimums; as first billed
 
     def left(self, lot: Lot) -> int:
         return self.credit[lot.name] - self.debit[lot.name]
 
     @property
+    def owed(self) -> int:
+        return self.debit["unbilled"] - self.credit["unbilled"]
+
+    @property
     def room(self) -> int:
-        """What a postpaid tenant may still use."""
-        return 0 if self.limit is None else self.limit + self.credit["unbilled"] - self.debit["unbilled"]
+        """What may still go unbilled."""
+        return 0 if self.limit is None else self.limit - self.owed
 
     @property
     def figure(self) -> int:
-        """What admission may count on: credit for any call, at any time."""
-        free = (lot for lot in self.lots if lot.expires is None and lot.models is None and lot.tiers is None)
-        return self.room + sum(self.left(lot) for lot in free)
+        """What admission may count on: credit for any call, as of the day the test runs."""
+        free = (lot for lot in self.lots if lot.models is None and lot.tiers is None)
+        credit = sum(self.left(lot) for lot in free if lot.expires is None or lot.expires > FAR)
+        return credit + (0 if self.prepaid else self.room)
 
     def book(self, moves: list[Move]) -> list[Move]:
         """Post one transaction."""
@@ -116,14 +132,16 @@ class Account:
             self.credit[credit] += amount
         self.version += 1
         assert all(self.left(lot) >= 0 for lot in self.lots)
-        assert self.limit is None or self.room >= 0
+        assert self.room >= 0
         return moves
+
+    # credit and terms
 
     def top_up(self, key: str, amount: int) -> str | None:
         """Return why it is refused; a key that came before with the same amount changes nothing."""
         if amount <= 0:
             return "INVALID_AMOUNT"
-        if self.limit is not None:
+        if not self.prepaid:
             return "NOT_PREPAID"
         if self.keys.get(key, amount) != amount:
             return "IDEMPOTENCY_KEY_REUSED"
@@ -131,6 +149,23 @@ class Account:
             self.keys[key] = amount
             self.book([("cash", "paid", amount)])
         return None
+
+    def change_terms(self, limit: int | None, now: int) -> str | None:
+        """Go postpaid up to a limit, or prepaid (None); return why it is refused."""
+        if limit is not None and limit < self.owed:
+            return "CREDIT_LIMIT_TOO_LOW"
+        if limit is None and not self.prepaid:
+            self.prepaid, self.prepaid_since = True, now
+            if all(lot.source != "paid" for lot in self.lots):
+                self.lots.append(Lot("paid", "paid", -1))
+        if limit is not None:
+            self.limit, self.prepaid, self.prepaid_since = limit, False, None
+        return None
+
+    def may_alone(self, by: int, amount: int, now: int) -> bool:
+        """Whether an operator adjusts so much without another one; what others approved does not count."""
+        before = sum(pico for who, at, pico in self.alone if who == by and at > now - DAY)
+        return before + amount <= ALONE_MAX
 
     def give(self, lot: Lot, amount: int) -> list[Move]:
         self.lots.append(lot)
@@ -146,50 +181,89 @@ class Account:
         self.book([(credit, debit, amount) for debit, credit, amount in moves])
         return True
 
-    def use(self, events: list[Event], month: dict[int, int]) -> dict[int, list[Move]]:
+    def expire(self, now: int) -> list[list[Move]]:
+        """Take back what is left in each lot that expired long enough ago."""
+        over = [lot for lot in self.lots if lot.expires is not None and lot.expires <= now - GRACE and self.left(lot)]
+        return [self.book([(lot.name, "unearned", self.left(lot))]) for lot in over]
+
+    # usage
+
+    def repeats(self, event: Event) -> bool:
+        """Whether a call with the same key was billed within a day of it."""
+        near = any(digest == event.digest and abs(at - event.minute) < DAY for digest, at in self.bills)
+        return event.digest is not None and any(event.cost) and near
+
+    def use(self, batch: Iterable[Event]) -> bool:
         """Post what is new of a batch: a transaction per month, in the order of minutes, models and tiers."""
-        new = {event.key: event for event in events if event.key not in self.posted}
-        self.posted |= new.keys()
-        self.requests += len(new)
-        groups: dict[tuple[int, int, int], list[Event]] = defaultdict(list)
-        for event in new.values():
-            groups[event.minute, event.model, event.tier].append(event)
-        by_month: dict[int, dict[tuple[str, str], int]] = defaultdict(lambda: defaultdict(int))
+        posting: dict[int, int] = {}
+        new: list[Billed] = []
+        months: list[int] = []
+        for event in batch:
+            if event.month not in months:
+                months.append(event.month)
+            if event.key not in self.posted:
+                repeat = self.repeats(event)
+                cost = (0, 0) if repeat else event.cost
+                if event.digest is not None and cost != (0, 0):
+                    self.bills.append((event.digest, event.minute))
+                new.append(Billed(event, 0, cost, event.prices, event.version, repeat))
+                self.posted[event.key] = new[-1]
+        for month in months:  # the ids of transactions are in this order
+            if any(one.event.month == month for one in new):
+                posting[month] = len(self.postings)
+                self.postings.append(UsagePosting([], {}))
+        for one in new:
+            one.tx = posting[one.event.month]
+        self._spend(new)
+        for number in posting.values():
+            self.book(self.postings[number].moves)
+        return bool(new)
+
+    def _spend(self, new: list[Billed]) -> None:
+        groups: dict[tuple[int, int, int], list[Billed]] = defaultdict(list)
+        for one in new:
+            groups[one.event.minute, one.event.model, one.event.tier].append(one)
         spent: dict[str, int] = defaultdict(int)
+        by_posting: dict[int, dict[tuple[str, str], int]] = defaultdict(lambda: defaultdict(int))
         for place in sorted(groups):
             group = groups[place]
-            moves = by_month[month[place[0]]]
-            for revenue, amount in (
-                ("revenue", sum(e.cost[0] for e in group)),
-                ("minimum", sum(e.cost[1] for e in group)),
-            ):
-                self.billed += amount
-                for source, part in self._split(group[0], amount, spent):
-                    moves[source, revenue] += part
-        return {at: self.book(self._moves(moves)) for at, moves in by_month.items()}
+            own, minimum = (sum(one.cost[n] for one in group) for n in (0, 1))
+            self.billed = [
+                now + more for now, more in zip(self.billed, (len(group), own + minimum, minimum), strict=True)
+            ]
+            for revenue, amount in (("revenue", own), ("minimum", minimum)):
+                for source, part in self.split(group[0].event, amount, spent):
+                    by_posting[group[0].tx][source, revenue] += part
+        for number, taken in by_posting.items():
+            posting = self.postings[number]
+            posting.moves += self.paid_moves(taken)
+            for (source, _), amount in taken.items():
+                posting.paid[source] = posting.paid.get(source, 0) + amount
 
-    def _split(self, event: Event, amount: int, spent: dict[str, int]) -> list[tuple[str, int]]:
+    def split(self, event: Event, amount: int, spent: dict[str, int]) -> list[tuple[str, int]]:
+        """Return who pays what of an amount; `spent` is what is taken already and not booked."""
         parts = []
-        for lot in sorted(self.lots, key=lambda lot: (ORDER[lot.source], lot.expires or 10**9, lot.number)):
+        for lot in sorted(self.lots, key=lambda lot: lot.place):
             part = min(amount, self.left(lot) - spent[lot.name]) if lot.pays(event) else 0
             if part:
                 spent[lot.name] += part
                 amount -= part
                 parts.append((lot.name, part))
-        part = min(amount, self.room - spent["unbilled"]) if self.limit is not None else 0
+        late = self.prepaid_since is not None and event.minute >= self.prepaid_since
+        part = 0 if late else min(amount, self.room - spent["unbilled"])
         if part:
             spent["unbilled"] += part
             amount -= part
             parts.append(("unbilled", part))
         return [*parts, ("overrun", amount)] if amount else parts
 
-    def _moves(self, moves: dict[tuple[str, str], int]) -> list[Move]:
-        given = {lot.name for lot in self.lots if lot.source != "paid"}
-        contra = sum(amount for (source, _), amount in moves.items() if source in given)
-        taken = [(source, revenue, amount) for (source, revenue), amount in moves.items()]
-        return [*taken, ("used", "unearned", contra)] if contra else taken
+    def paid_moves(self, taken: dict[tuple[str, str], int]) -> list[Move]:
+        """Return what is moved when these sources pay to these revenues."""
+        contra = sum(amount for (source, _), amount in taken.items() if source in self.given)
+        moves = [(source, revenue, amount) for (source, revenue), amount in taken.items()]
+        return [*moves, ("used", "unearned", contra)] if contra else moves
 
-    def expire(self, now: int) -> list[list[Move]]:
-        """Take back what is left in each lot that expired long enough ago."""
-        over = [lot for lot in self.lots if lot.expires is not None and lot.expires <= now - GRACE and self.left(lot)]
-        return [self.book([(lot.name, "unearned", self.left(lot))]) for lot in over]
+    @property
+    def given(self) -> set[str]:
+        """Lots that nobody paid for."""
+        return {lot.name for lot in self.lots if lot.source != "paid"}
