@@ -223,7 +223,13 @@ async def test_usage_that_an_operator_billed_later_is_rated_again_with_its_admis
     await posting.post([odd, at(make.event(tenant_id, s), NOON)])
     async with transaction(sessions) as session:
         await quarantine.bill(
-            session, tenant_id, odd.id, make.USAGE, reason="it is right", by=again.ASKER, now=datetime.now(UTC)
+            session,
+            tenant_id,
+            odd.id,
+            make.USAGE,
+            reason="it is right",
+            by=credit.ASKER.operator_id,
+            now=datetime.now(UTC),
         )
     noon = again.wanted(wrong, right, since=NOON, until=NOON + timedelta(minutes=1))
     before = again.wanted(wrong, right, since=NOON - timedelta(days=1), until=NOON)

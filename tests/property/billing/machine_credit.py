@@ -20,8 +20,9 @@ from tests.property.billing.model import ALONE_MAX, FAR, Lot
 
 Edge = tuple[int, int | None]  # which lot; how many minutes before it expires
 CLOSE_GRACE = timedelta(hours=1)
-OPERATORS = (credit.ASKER, credit.OTHER)
-operators = st.integers(0, 1)
+OPERATORS = (credit.ASKER, credit.OTHER, credit.person(1, operator=1))
+PERSON = (0, 1, 0)  # of each operator
+operators = st.integers(0, 2)
 
 
 class CreditRules(BooksBase):
@@ -57,7 +58,7 @@ class CreditRules(BooksBase):
 
     @rule(who=tenants, gift=gifts, by=operators)
     def give(self, who: int, gift: Gift, by: int) -> None:
-        """Posted at once, or when the operator adjusted much today, when another one agrees; the same again is once."""
+        """Posted at once, or when the person adjusted much today, when another one agrees; the same again is once."""
         self.do_give(who, gift, by)
 
     def do_give(self, who: int, gift: Gift, by: int) -> None:
@@ -81,11 +82,11 @@ class CreditRules(BooksBase):
 
         done = self.run(work())
         lot = Lot(self._next_lot(done.state), gift.source, len(self.lot_ids), expires, gift.models, gift.tiers)
-        alone = self.accounts[who].may_alone(by, gift.amount, self.now)
+        alone = self.accounts[who].may_alone(PERSON[by], gift.amount, self.now)
         assert done.state == ("posted" if alone else "pending")
         self.touched.add(who)
         if alone:
-            self.accounts[who].alone.append((by, self.now, gift.amount))
+            self.accounts[who].alone.append((PERSON[by], self.now, gift.amount))
             self._given(who, done.transaction_id, lot, gift.amount)
         else:
             self.pending.append((who, done.id, by, (lot, gift.amount)))
@@ -107,7 +108,7 @@ class CreditRules(BooksBase):
     @precondition(lambda self: self.pending)
     @rule(pick=places, by=operators, agree=st.sampled_from([True, True, False]))
     def decide(self, pick: int, by: int, agree: bool) -> None:
-        """Another operator than who asked, once."""
+        """Another person than who asked, once."""
         who, wanted, asker, what = entry = self.pending[pick % len(self.pending)]
 
         async def work() -> tuple[str | None, UUID | None]:
@@ -122,7 +123,7 @@ class CreditRules(BooksBase):
             return None, done.transaction_id
 
         said, tx = self.run(work())
-        if by == asker:
+        if PERSON[by] == PERSON[asker]:
             assert said == "SECOND_PERSON_NEEDED"
             return
         if not agree:
@@ -160,7 +161,7 @@ class CreditRules(BooksBase):
         wanted = self.reversible[pick % len(self.reversible)]
         account, tenant_id = self.accounts[wanted.who], self.tenants[wanted.who]
         amount = sum(pico for _, _, pico in wanted.moves)
-        alone = account.may_alone(by, amount, self.now)
+        alone = account.may_alone(PERSON[by], amount, self.now)
 
         async def work() -> tuple[str | None, UUID | None]:
             asked = credit.asked(self.clock.now(), by=OPERATORS[by], alone_max_pico=ALONE_MAX)
@@ -183,7 +184,7 @@ class CreditRules(BooksBase):
             return
         assert (said, waits) == (self._undo(wanted), None)
         if said is None:
-            account.alone.append((by, self.now, amount))
+            account.alone.append((PERSON[by], self.now, amount))
             assert self.run(work())[0] == "NOT_REVERSIBLE"
 
     async def _id_of(self, session: AsyncSession, wanted: Undo) -> UUID:

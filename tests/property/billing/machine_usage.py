@@ -233,11 +233,17 @@ class UsageRules(CreditRules):
                 async with db.transaction(self.books.sessions) as session:
                     if bill:
                         item = await quarantine.bill(
-                            session, tenant_id, event.id, counted(usage), reason="why", by=credit.ASKER, now=at
+                            session,
+                            tenant_id,
+                            event.id,
+                            counted(usage),
+                            reason="why",
+                            by=credit.ASKER.operator_id,
+                            now=at,
                         )
                     else:
                         item = await quarantine.dismiss(
-                            session, tenant_id, event.id, reason="why", by=credit.ASKER, now=at
+                            session, tenant_id, event.id, reason="why", by=credit.ASKER.operator_id, now=at
                         )
             except PlatformError as error:
                 return error.code, None

@@ -13,7 +13,7 @@ ORDER = {"promo": 0, "goodwill": 1, "paid": 2}
 GRACE = 10  # minutes from which an expired lot's rest is taken back
 DAY = 1440
 FAR = 10**7  # what expires later than this has not expired when the test runs
-ALONE_MAX = 30_000  # pico that one operator adjusts of a tenant in a day without another one
+ALONE_MAX = 30_000  # pico that one person adjusts of a tenant in a day without another one
 
 Move = tuple[str, str, int]  # debit, credit, amount
 
@@ -100,7 +100,7 @@ class Account:
     postings: list[UsagePosting] = field(default_factory=list)
     bills: list[tuple[int, int]] = field(default_factory=list)  # digest, minute of what was billed under a key
     keys: dict[str, int] = field(default_factory=dict)
-    alone: list[tuple[int, int, int]] = field(default_factory=list)  # operator, minute, pico
+    alone: list[tuple[int, int, int]] = field(default_factory=list)  # person, minute, pico
     out: dict[str, int] = field(default_factory=dict)  # request → nano held, or used and not posted
     version: int = 1
     billed: list[int] = field(default_factory=lambda: [0, 0, 0])  # requests, pico, pico by minimums; as first billed
@@ -163,7 +163,7 @@ class Account:
         return None
 
     def may_alone(self, by: int, amount: int, now: int) -> bool:
-        """Whether an operator adjusts so much without another one; what others approved does not count."""
+        """Whether a person adjusts so much without another one; what others approved does not count."""
         before = sum(pico for who, at, pico in self.alone if who == by and at > now - DAY)
         return before + amount <= ALONE_MAX
 
