@@ -18,6 +18,7 @@ from cli.embedded import postgres as pg
 from cli.embedded import valkey as vk
 from core import db
 from core.settings import Database
+from tests.short_paths import memory_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class PostgresService:
 @pytest.fixture(scope="session")
 def service_folder() -> Iterator[Path]:
     """A short path, because unix socket names are limited to 107 bytes, that an unprivileged uid may enter."""
-    folder = Path(tempfile.mkdtemp(prefix="tg-", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="tg-", dir=memory_folder()))
     folder.chmod(0o755)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -61,7 +62,8 @@ def fresh_database(postgres: PostgresService) -> Iterator[str]:
     """The name of a fresh, migrated database, dropped at the end."""
     name = f"t_{secrets.token_hex(6)}"
     with psycopg.connect(postgres.url("owner", "postgres"), autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE tidegate_template").format(sql.Identifier(name)))
+        made = sql.SQL("CREATE DATABASE {} TEMPLATE tidegate_template STRATEGY FILE_COPY").format(sql.Identifier(name))
+        connection.execute(made)
         pg.restrict(connection, name)  # a copy does not have its template's rights
     yield name
     with psycopg.connect(postgres.url("owner", "postgres"), autocommit=True) as connection:
