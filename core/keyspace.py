@@ -32,6 +32,8 @@ key                         type     content and writer
 ``{tg}:settle``             string   admission is fenced until then, server µs; ``{tg}:awaited``: for whom (scheduler)
 ``{tg}:scraper``            string   who reads the engines' figures; ``{tg}:figures``: hash, deployment → JSON of
                                      `scheduler.scraper.Reading` (scheduler)
+``{tg}:recounted``          string   when a recount began last, server µs; ``{tg}:libraries``: hash, replica → the
+                                     version of the script library that it calls (scheduler)
 ``{tg}:swept``              string   how far the removal of counters that say nothing any more has come (scheduler)
 ``{tg}:offset_us``          string   added to the server's time by the scheduler's scripts; only tests set it
 ``{tg}:once:<digest>``      string   who holds an idempotency key: state (r running, d done), request id, fingerprint

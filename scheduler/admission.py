@@ -84,6 +84,9 @@ class Admission:
             on_ready=self._on_ready,
             on_beat=self._on_beat,
         )
+        upkeep = self._upkeep
+        self.heartbeat, self.tick, self.resync = upkeep.heartbeat, upkeep.tick, upkeep.resync
+        self.recount, self.drift = upkeep.recount, upkeep.drift
         self._grants: dict[bytes, Grant] = {}
         self._asking: set[bytes] = set()
         # What was given back lately: said again when an answer may have been lost.
@@ -115,15 +118,6 @@ class Admission:
         """Leave; requests still held count as ended for the others."""
         await self._loading.close()
         await self._upkeep.close()
-
-    async def heartbeat(self) -> None:
-        await self._upkeep.heartbeat()
-
-    async def tick(self) -> int:
-        return await self._upkeep.tick()
-
-    async def resync(self) -> None:
-        await self._upkeep.resync()
 
     @staticmethod
     def prepare(

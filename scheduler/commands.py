@@ -17,21 +17,8 @@ from scheduler.types import Entitlement, Packed, Prepared
 from tenants.types import LimitMode
 
 _FOLDER = Path(__file__).resolve().parent / "scripts"
-_FILES = (
-    *(
-        "common",
-        "entitlements",
-        "queue",
-        "preempt",
-        "acquire",
-        "release",
-        "register",
-        "tick",
-        "heartbeat",
-        "epoch",
-        "caps",
-    ),
-)
+_SHARED = ("common", "leases", "entitlements", "queue", "preempt")
+_FUNCTIONS = ("acquire", "release", "register", "recount", "tick", "heartbeat", "epoch", "caps")
 _HEAD = """#!lua name=tidegate_{0}
 local function function_name(name) return 'tg_' .. name .. '_{0}' end
 """
@@ -39,15 +26,17 @@ local function function_name(name) return 'tg_' .. name .. '_{0}' end
 
 def _library() -> tuple[str, str]:
     """Return the library's text and the part of its names that changes with it, so that versions live side by side."""
-    body = "\n".join((_FOLDER / f"{name}.lua").read_text(encoding="utf-8") for name in _FILES)
+    texts = {name: (_FOLDER / f"{name}.lua").read_text(encoding="utf-8") for name in (*_SHARED, *_FUNCTIONS)}
+    # What only one function needs stays with it: Lua allows 200 local names in one block.
+    parts = [texts[name] if name in _SHARED else f"do\n{texts[name]}\nend" for name in texts]
+    body = "\n".join(parts)
     tag = hashlib.sha256(body.encode()).hexdigest()[:8]
     return _HEAD.format(tag) + body, tag
 
 
 LIBRARY, _TAG = _library()
-ACQUIRE, RELEASE, REGISTER, TICK, HEARTBEAT, EPOCH, SET_CAPS, YIELD, PRESS = (
-    f"tg_{name}_{_TAG}"
-    for name in ("acquire", "release", "register", "tick", "heartbeat", "epoch", "caps", "yield", "press")
+ACQUIRE, RELEASE, REGISTER, RECOUNT, TICK, HEARTBEAT, EPOCH, SET_CAPS, YIELD, PRESS = (
+    f"tg_{name}_{_TAG}" for name in (*_FUNCTIONS, "yield", "press")
 )
 NO_FUNCTION = "ERR Function not found"
 HAS_LIBRARY = "already exists"

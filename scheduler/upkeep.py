@@ -9,7 +9,7 @@ import structlog
 
 from core import keyspace
 from core.resp import Part, RespClient, RespError, RespUnavailable
-from scheduler import commands
+from scheduler import commands, recount
 from scheduler.commands import Code
 
 log = structlog.get_logger()
@@ -65,6 +65,7 @@ class Upkeep:
         self._reloading: asyncio.Task[None] | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._losses = 0
+        self.drift = recount.Figures()
         self.epoch = b""
         self.ready = False
 
@@ -198,15 +199,37 @@ class Upkeep:
             StaleEpoch: as `heartbeat`.
         """
         keys: list[Part] = [keyspace.EPOCH, commands.OFFSET, keyspace.BEAT, commands.UNCLAIMED]
-        reaped = 0
+        reaped = due = 0
         for _ in range(REAP_ROUNDS_MAX):
             reply = self._checked(await self._call(commands.TICK, keys, [self.epoch, REAP_BATCH]))
             reaped += reply[1]
+            due = reply[3]
             if not reply[2]:
                 break
         if reaped:
             log.warning("leases.reaped", replica=self._replica, leases=reaped)
+        if due:
+            await self.recount()
         return reaped
+
+    async def recount(self, *, now: bool = False, leases: int = recount.LEASES) -> list[recount.Drift] | None:
+        """Compare the counters with all leases, and set right what is off; None when another replica does.
+
+        Args:
+            now: whether or not it is due.
+            leases: read by one call.
+
+        Raises:
+            StaleEpoch: as `heartbeat`.
+        """
+        keys: list[Part] = [keyspace.EPOCH, commands.OFFSET]
+        args: list[Part] = [self.epoch, self._replica, leases, int(now)]
+
+        async def step() -> list[Any]:
+            reply: list[Any] = self._checked(await self._call(commands.RECOUNT, keys, args))[1:]
+            return reply
+
+        return await recount.run_round(step, self.drift, replica=self._replica)
 
     @staticmethod
     def _checked(reply: Any) -> Any:

@@ -117,8 +117,8 @@ class Metrics:
     def _tokens(self) -> dict[str, int]:
         return {"input": self.input_tokens, "input_cached": self.cached_tokens, "output": self.output_tokens}
 
-    def text(self, gauges: Mapping[str, float], by_label: Levels = NO_LEVELS) -> str:
-        """Prometheus exposition text. `gauges`, plain and by a label, are read by the caller at the scrape."""
+    def text(self, gauges: Mapping[str, float], by_label: Levels = NO_LEVELS, more: Iterable[str] = ()) -> str:
+        """Prometheus exposition text. Gauges, plain and by a label, and the lines of `more` are read at the scrape."""
         lines: list[str] = ["# TYPE tidegate_gateway_requests_total counter"]
         lines.extend(
             f'tidegate_gateway_requests_total{{endpoint="{endpoint}",status="{status}"}} {count}'
@@ -150,4 +150,5 @@ class Metrics:
         for name, (label, levels) in by_label.items():
             lines.append(f"# TYPE tidegate_gateway_{name} gauge")
             lines.extend(f'tidegate_gateway_{name}{{{label}="{key}"}} {level:.15g}' for key, level in levels.items())
+        lines.extend(more)
         return "\n".join(lines) + "\n"

@@ -14,6 +14,7 @@ from core.demand import Demand
 from core.money import Currency
 from core.tiers import Tier
 from knative.types import DeploymentState
+from scheduler import recount
 
 
 class Grant(Protocol):
@@ -38,6 +39,11 @@ class Admission(Protocol):
     @property
     def ready(self) -> bool:
         """False while Valkey is away and the replica decides alone."""
+        ...
+
+    @property
+    def drift(self) -> recount.Figures:
+        """What recounts by this replica found."""
         ...
 
     def prepare(self, demands: tuple[Demand, ...], model: ServedModel, tenant: str, *, owner: str = "") -> Any: ...

@@ -258,7 +258,7 @@ local function acquire(keys, args)
 
   -- Everything fits: take it.
   local text = pack(LEASE, queued and 'W' or 'G', tier, now, input, output, hold, deadline) .. tail_of(id, owner, keys)
-  if call('HSETNX', lease, request, text) == 0 then return leave(s, lease, request) end
+  if not make_lease(f, lease, request, text) then return leave(s, lease, request) end
   if queued then
     local of_batch, of_standard = batch + (tier == 0 and 1 or 0), standard + (tier == 1 and 1 or 0)
     local load = pack(LOAD, inflight, waiting + 1, last, tokens, f.limit, cap, token_cap, saturation, of_batch, of_standard)

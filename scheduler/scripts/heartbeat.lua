@@ -10,6 +10,7 @@ local function heartbeat(keys, args)
   local known_alive = alive(args[2], now)
   local now_ms = floor(now / 1000)
   call('ZADD', keys[3], now_ms + args[3], args[2])
+  call('HSET', LIBRARIES, args[2], function_name('recount'))
   return {1, call('ZCOUNT', keys[3], '(' .. string.format('%.0f', now_ms), '+inf'), known_alive and 1 or 0}
 end
 

@@ -47,8 +47,8 @@ local function put_back(epoch, s, text, v, member, granted_at, deadline, now)
   write(5 + 2 * f.ncap)
   if v.deadline > 0 then charge_turns(s, tier, -v.cost) end
   local kind = tier + KINDS * (v.preempted + 1)
-  call('HSET', P .. 'lease:' .. replica, request,
-    pack(LEASE, 'W', kind, v.at, v.input, v.output, v.hold, deadline) .. sub(text, LEASE_SIZE + 1))
+  local waits = pack(LEASE, 'W', kind, v.at, v.input, v.output, v.hold, deadline) .. sub(text, LEASE_SIZE + 1)
+  change_lease(P .. 'lease:' .. replica, request, text, waits)
   local tries = 0
   repeat
     tries = tries + 1

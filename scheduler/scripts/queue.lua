@@ -22,17 +22,11 @@
 -- Cost, in tenths of an input token: an input token costs 10, one from the prefix cache 1, an output token 20. As estimated
 -- at the door, with nothing cached; in the end as used.
 local FLOOR = {[0] = 0.055, 0.21, 0} -- 5 and 20 % are promised
-local INPUT_COST, CACHED_COST, OUTPUT_COST = 10, 1, 20
 local LATELY_US, STALL_US, REMEMBER_S = 20000000, 5000000, 120
 local TURNS, TURNS_SIZE = '<ddddddddddddd', 13
 local VT, ASKED, GIVEN, GIVEN_AT, SERVED, BUSY_US, SERVED_AT = 1, 4, 7, 10, 11, 12, 13
 local OWNERS_TRIED, GRANTS_MAX, TIE = 8, 16, 0.001
 local NEW_US = 2000000 -- of a grant: its prompt is being read
-
--- `cached`: of the input, what an engine had in its prefix cache.
-local function cost_of(input, output, cached)
-  return INPUT_COST * input - (INPUT_COST - CACHED_COST) * min(cached, input) + OUTPUT_COST * output
-end
 
 local function queue_of(deployment, tier) return P .. 'q:' .. deployment .. ':' .. tier end
 
@@ -226,14 +220,6 @@ local function give_back(s, lease, got, now, charge, input, output, cached, unse
   return hold
 end
 
-local function parse(text)
-  local state, kind, at, input, output, hold, deadline = unpack_struct(LEASE, text)
-  return {
-    state = state, kind = kind, tier = kind % KINDS, preempted = floor(kind / KINDS), at = at, input = input, output = output,
-    hold = hold, deadline = deadline, cost = cost_of(input, output, 0),
-  }
-end
-
 -- A grant that may be preempted is noted as such. Standard is so only out of the queue and while it is new, so that it need
 -- not be looked at when it ends.
 local function note_running(deployment, v, member, now)
@@ -248,7 +234,7 @@ end
 local function drop(epoch, lease, request, replica, now, served)
   local text = call('HGET', lease, request)
   if not text then return nil end
-  call('HDEL', lease, request)
+  remove_lease(lease, request, text)
   local s = caller_of(epoch, text, {lease})
   if not s then return nil end
   local v, member = parse(text), request .. ' ' .. replica
@@ -313,7 +299,7 @@ local function grant(s, v, text, member, owner, got, load, turns, in_turn, due, 
     set[4 + 2 * i], set[5 + 2 * i] = key_of_cap(s, i), (tonumber(got[5 + i]) or 0) + s.form.cap_amount[i]
   end
   write(5 + 2 * s.form.ncap)
-  call('HSET', P .. 'lease:' .. replica, request, 'G' .. sub(text, 2))
+  change_lease(P .. 'lease:' .. replica, request, text, 'G' .. sub(text, 2))
   if not due then note_running(deployment, v, member, now) end
   call('ZADD', P .. 'unclaimed', now + CLAIM_US, member)
   call('RPUSH', P .. 'grants:' .. replica, 'G ' .. request)

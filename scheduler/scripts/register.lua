@@ -56,7 +56,8 @@ local function register_lease(keys, args)
   end
   write(n)
   if at == 0 then at = now end
-  call('HSET', lease, request, pack(LEASE, 'G', v.kind, at, v.input, v.output, v.hold, 0) .. sub(args[3], LEASE_SIZE + 1))
+  local text = pack(LEASE, 'G', v.kind, at, v.input, v.output, v.hold, 0) .. sub(args[3], LEASE_SIZE + 1)
+  replace_lease(f, lease, request, had, text)
   if v.tier == 0 then note_running(f.deployment, v, member, now) end
   return {1}
 end

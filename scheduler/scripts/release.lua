@@ -12,14 +12,14 @@ local function release(keys, args)
   local s = text and caller_of(epoch, text, keys)
   if not s then
     if call('GET', P .. 'epoch') ~= epoch then return {EPOCH} end
-    if text then call('HDEL', lease, request) end
+    if text then remove_lease(lease, request, text) end
     if tenant ~= '' then settle(P .. 'credit:' .. tenant, P .. 'out:' .. tenant, request, charge) end
     return {0}
   end
   local got = read_all(s)
   if got[1] ~= epoch then return {EPOCH} end
   local now, waited = server_now(got[2]), sub(text, 1, 1) == 'W'
-  call('HDEL', lease, request)
+  remove_lease(lease, request, text)
   if waited then
     local v = parse(text)
     leave_queue(s, request .. ' ' .. sub(lease, #P + 7), v.tier, v.cost)

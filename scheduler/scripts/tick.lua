@@ -4,7 +4,7 @@
 --
 -- KEYS: epoch, offset, beat, unclaimed
 -- ARGV: epoch, leases at most per call
--- Answer: {1, leases given back from dead replicas, 1 when there may be more}
+-- Answer: {1, leases given back from dead replicas, 1 when there may be more, 1 when a recount is due}
 local FORGET_MS = 3600000
 local SWEEP = 100
 local swept = new_record()
@@ -18,7 +18,10 @@ local function reap(epoch, replica, expiry_ms, most, now)
   end
   if call('HLEN', lease) == 0 then
     call('DEL', P .. 'grants:' .. replica)
-    if tonumber(expiry_ms) < now / 1000 - FORGET_MS then call('ZREM', P .. 'beat', replica) end
+    if tonumber(expiry_ms) < now / 1000 - FORGET_MS then
+      call('ZREM', P .. 'beat', replica)
+      call('HDEL', LIBRARIES, replica)
+    end
   end
   return count
 end
@@ -47,7 +50,7 @@ end
 
 local function tick(keys, args)
   local epoch = args[1]
-  local got = call('MGET', keys[1], keys[2])
+  local got = call('MGET', keys[1], keys[2], P .. 'recounted')
   if got[1] ~= epoch then return {EPOCH} end
   local now, most, reaped = server_now(got[2]), tonumber(args[2]), 0
 
@@ -69,7 +72,7 @@ local function tick(keys, args)
   dispatch(epoch, now, nil, 100)
   for _, deployment in ipairs(call('ZRANGE', P .. 'queues', 0, 99)) do press(epoch, deployment, now) end
   if reaped < most then sweep(now) end
-  return {1, reaped, reaped >= most and 1 or 0}
+  return {1, reaped, reaped >= most and 1 or 0, recount_is_due(now, got[3]) and 1 or 0}
 end
 
 register('tick', tick, 'allow-oom')

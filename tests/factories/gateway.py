@@ -30,6 +30,7 @@ from core.tiers import Tier
 from engine.client import UpstreamPool
 from engine.tls_client import TlsClient, UpstreamClient
 from knative.types import DeploymentState, Endpoint, ReplicaState
+from scheduler import recount
 from scheduler.types import Prepared
 from tenants.api_keys import digest, mint
 from tenants.types import Limit, LimitLevel, LimitMetric, Principal
@@ -62,6 +63,7 @@ class FakeAdmission:
         self.gate: asyncio.Event | None = None  # when set, acquire waits for it
         self.calls: list[tuple[Any, float, Tier]] = []
         self.ready = True  # False: Valkey is away
+        self.drift = recount.Figures()
         self.over: tuple[Demand, ...] = ()  # soft and dark limits that every request passes
 
     def prepare(self, demands: tuple[Demand, ...], model: ServedModel, tenant: str, *, owner: str = "") -> Prepared:

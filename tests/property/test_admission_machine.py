@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from catalog.types import ServedModel
+from core import keyspace
 from core.demand import Demand, Unit
 from core.errors import PlatformError
+from core.resp import Part
 from scheduler import commands
 from scheduler.types import Grant, Prepared
 from tests.factories.scheduler import Fleet, ask, concurrency, money, rate, served_model, spend, tokens
@@ -311,6 +313,34 @@ class AdmissionMachine(RuleBasedStateMachine):
         for n in self.alive():
             await self.fleet.replicas[n].resync()
         await self._step(5.1)
+
+    @rule(steps=st.integers(1, 8))
+    def count_anew(self, steps: int) -> None:
+        """Some steps of a recount, one lease each, with whatever comes between them: no counter is ever off."""
+        self.run(self._count_anew(steps))
+
+    async def _count_anew(self, steps: int) -> int:
+        state = 0
+        for _ in range(steps):
+            epoch = await self.fleet.client.call("GET", keyspace.EPOCH)
+            keys: list[Part] = [keyspace.EPOCH, commands.OFFSET]
+            code, state, *drift = await self.fleet.client.send(
+                commands.call(commands.RECOUNT, keys, [epoch, "counter", 1, 1])
+            )
+            assert (code, drift) == (1, [])
+        return state
+
+    @rule(which=st.sampled_from(["c:global", "o:key:k", "waiters", "o:key:gone"]), by=st.integers(1, 3))
+    def corrupt(self, which: str, by: int) -> None:
+        """A counter that somebody changed is found, and right again: the book is compared after each rule."""
+        self.run(self._corrupt(which, by))
+
+    async def _corrupt(self, which: str, by: int) -> None:
+        while await self._count_anew(1) == 1:
+            pass
+        value = await self.fleet.corrupt(keyspace.PREFIX + which, by)
+        found = await self.fleet.replicas[self.alive()[0]].recount(now=True, leases=1)
+        assert found == [(which, value, value - by)]
 
     # what must hold
 
