@@ -4,12 +4,13 @@ from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
+import msgspec
 from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.schemas import CurrencyCode, Input, Instant, Output, PositiveAmount, TierName
 from billing import lots
-from billing.adjustments import Adjustment
+from billing.adjustment_kinds import Adjustment
 from billing.lots import Grant, Lot, LotSource
 from core.ids import IdKind, format_id, parse_id
 from core.money import format_pico, parse_pico
@@ -52,13 +53,27 @@ class GrantOut(Output):
     tiers: list[str]
 
 
+class NewTermsOut(Output):
+    """How the tenant is to pay."""
+
+    billing_mode: str
+    credit_limit: str
+
+
+class BilledUsageOut(Output):
+    """Which quarantined usage is billed, with which counts."""
+
+    generation_id: str
+    counts: dict[str, int]
+
+
 class AdjustmentOut(Output):
     """An adjustment: `pending` until a second person decides, else `posted` or `declined`."""
 
     id: str
     tenant_id: str
-    kind: str = Field(description="grant or reversal")
-    amount: str
+    kind: Literal["grant", "reversal", "top_up", "terms", "usage"]
+    amount: str = Field(description="Of terms: how much more may be owed.")
     state: str
     note: str
     requested_by: str
@@ -68,6 +83,8 @@ class AdjustmentOut(Output):
     transaction_id: str | None
     reverses: str | None
     grant: GrantOut | None
+    terms: NewTermsOut | None
+    usage: BilledUsageOut | None
 
 
 class AdjustmentPage(Output):
@@ -119,6 +136,17 @@ def shown(found: Adjustment) -> AdjustmentOut:
             expires_at=grant.expires_at,
             models=[format_id(IdKind.MODEL, model) for model in grant.models],
             tiers=[tier.name.lower() for tier in grant.tiers],
+        ),
+        terms=None
+        if found.new_terms is None
+        else NewTermsOut(
+            billing_mode=found.new_terms.mode.value, credit_limit=format_pico(found.new_terms.credit_limit_pico)
+        ),
+        usage=None
+        if found.billed is None
+        else BilledUsageOut(
+            generation_id=format_id(IdKind.GENERATION, found.billed.event_id),
+            counts=msgspec.structs.asdict(found.billed.usage),
         ),
     )
 

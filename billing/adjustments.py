@@ -1,9 +1,9 @@
-"""What operators do to a tenant's money beside payments: give credit, and reverse a transaction.
+"""What operators do to a tenant's money, each asked for once, and above a limit decided on by a second person.
 
-Each is asked for once per idempotency key. Up to a limit it is posted at once; above it, it waits until a second
-person approves or declines it. The limit is for all that one person adjusts of a tenant within 24 hours, by whichever
-operators and tokens, so that a large amount in small parts does not pass it. The database keeps who asked from
-deciding.
+That is: credit that was paid for or is given, a transaction reversed, more that may be owed, and quarantined usage that
+is billed. Up to a limit it is posted at once; above it, it waits until a second person approves or declines it. The
+limit is for all that one person adjusts of a tenant within 24 hours, by whichever operators and tokens, so that a large
+amount in small parts does not pass it. The database keeps who asked from deciding. ADR 0030.
 """
 
 from collections.abc import Sequence
@@ -16,38 +16,33 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import credit_alerts, errors, ledger, lot_queries, lots, posting_queries, rerating_queries, two_people
+from billing import (
+    adjustment_kinds,
+    credit_alerts,
+    errors,
+    lot_queries,
+    lots,
+    posting_queries,
+    quarantine,
+    terms,
+    two_people,
+)
+from billing import credits as paid
+from billing.adjustment_kinds import Adjustment, BilledUsage, NewTerms
 from billing.lots import Grant, LotSource
-from billing.types import Transaction, Transfer
+from billing.types import BillingMode
 from core.idempotency import KEY_MAX_CHARS, key_reused
-from core.ids import IdKind, format_id, new_uuid
-from core.money import Currency
+from core.ids import new_uuid
+from core.money import format_pico
 from core.tiers import Tier
 from tenants.types import Responsible
 
 
-class Adjustment(msgspec.Struct, frozen=True):
-    """An adjustment as it stands: pending, posted or declined. `replayed`: the same call came before."""
-
-    id: UUID
-    tenant_id: UUID
-    kind: str  # grant, reversal
-    amount_pico: int
-    state: str
-    note: str
-    requested_by: UUID
-    requested_people: tuple[UUID, ...] | None  # None: from before it was kept
-    requested_at: datetime
-    decided_by: UUID | None
-    decided_at: datetime | None
-    transaction_id: UUID | None
-    reverses: UUID | None
-    grant: Grant | None
-    replayed: bool = False
-
-
 class Asked(msgspec.Struct, frozen=True):
-    """Who asks for an adjustment, why, and above which sum in 24 hours somebody else must agree (pico)."""
+    """Who asks for an adjustment, why, and above which sum in 24 hours somebody else must agree (pico).
+
+    Without an idempotency key, what is asked for says itself whether it was asked for before.
+    """
 
     by: Responsible
     note: str
@@ -74,7 +69,6 @@ async def give(session: AsyncSession, tenant_id: UUID, grant: Grant, asked: Aske
         "expires_at": grant.expires_at,
         "models": list(grant.models) or None,
         "tiers": [int(tier) for tier in grant.tiers] or None,
-        "reverses": None,
     }
     return await _ask(session, tenant_id, values, asked, body)
 
@@ -89,25 +83,105 @@ async def reverse(session: AsyncSession, tenant_id: UUID, tx_id: UUID, asked: As
     before = await _begin(session, tenant_id, asked, body)
     if before is not None:
         return before
-    transfers = await _reversible(session, tenant_id, tx_id)
+    transfers = await adjustment_kinds.reversible(session, tenant_id, tx_id)
+    amount = sum(int(row.amount) for row in transfers)
+    return await _ask(session, tenant_id, {"kind": "reversal", "amount": amount, "reverses": tx_id}, asked, body)
+
+
+async def top_up(session: AsyncSession, tenant_id: UUID, amount_pico: int, asked: Asked) -> Adjustment:
+    """Add credit that was paid for, once per idempotency key. After the commit, refresh the tenant's figure.
+
+    Raises:
+        PlatformError: NOT_FOUND, NOT_PREPAID, INVALID_AMOUNT, IDEMPOTENCY_KEY_REUSED, NOBODY_ANSWERS.
+    """
+    body = paid.body_digest(amount_pico, asked.note)
+    before = await _begin(session, tenant_id, asked, body, may_be_silent=True)
+    if before is not None:
+        return before
+    await paid.check(session, tenant_id, amount_pico, asked.idempotency_key, body)
+    return await _ask(session, tenant_id, {"kind": "top_up", "amount": amount_pico}, asked, body)
+
+
+async def change_terms(session: AsyncSession, tenant_id: UUID, new: NewTerms, asked: Asked) -> Adjustment | None:
+    """Change how a tenant pays; None when it pays so already. The amount is how much more it may owe.
+
+    The same that waits for a decision is not asked for twice. After the commit, refresh its figure with `correct`.
+
+    Raises:
+        PlatformError: NOT_FOUND, INVALID_AMOUNT, INVALID_GRANT, CREDIT_LIMIT_TOO_LOW, NOBODY_ANSWERS.
+    """
+    body = _digest("terms", msgspec.json.encode(new).decode(), asked.note)
+    await _begin(session, tenant_id, asked, body)
+    now = await terms.checked(session, tenant_id, new.mode, new.credit_limit_pico)
+    if now is None:
+        return None
+    waiting = await _waiting(session, tenant_id, "terms", body)
+    if waiting is not None:
+        return waiting
+    before_pico = now.credit_limit_pico if now.mode is BillingMode.POSTPAID else 0
     values = {
-        **dict.fromkeys(("source", "expires_at", "models", "tiers")),
-        "kind": "reversal",
-        "amount": sum(int(row.amount) for row in transfers),
-        "reverses": tx_id,
+        "kind": "terms",
+        "amount": max(0, new.credit_limit_pico - before_pico),
+        "details": msgspec.json.encode(new).decode(),
     }
     return await _ask(session, tenant_id, values, asked, body)
+
+
+async def count_opening(session: AsyncSession, tenant_id: UUID, new: NewTerms, asked: Asked) -> None:
+    """Count the limit that a tenant is opened with to what its opener does alone.
+
+    Raises:
+        PlatformError: SECOND_PERSON_NEEDED, for a limit above it: it is asked for when the tenant is open.
+    """
+    if new.credit_limit_pico > asked.alone_max_pico:
+        raise errors.opened_too_high(format_pico(asked.alone_max_pico))
+    if new.credit_limit_pico:
+        body = _digest("terms", msgspec.json.encode(new).decode(), asked.note)
+        details = msgspec.json.encode(new).decode()
+        values = {"kind": "terms", "amount": new.credit_limit_pico, "details": details}
+        adjustment_id = await _insert(session, tenant_id, values, asked, body, needs_approval=False)
+        await lot_queries.decide(session, tenant_id, adjustment_id, _decision("posted", None, None, asked.now))
+
+
+async def bill(session: AsyncSession, tenant_id: UUID, billed: BilledUsage, asked: Asked) -> Adjustment:
+    """Bill quarantined usage with corrected counts. The same that waits for a decision is not asked for twice.
+
+    Raises:
+        PlatformError: NOT_FOUND, ALREADY_DECIDED, NOT_BILLABLE, DECISION_WAITS, NOBODY_ANSWERS.
+    """
+    body = _digest("usage", msgspec.json.encode(billed).decode(), asked.note)
+    await _begin(session, tenant_id, asked, body)
+    amount = await quarantine.amount(session, tenant_id, billed.event_id, billed.usage)
+    waiting = await _waiting(session, tenant_id, "usage", body)
+    if waiting is not None:
+        return waiting
+    await require_undecided(session, tenant_id, billed.event_id)
+    values = {"kind": "usage", "amount": amount, "details": msgspec.json.encode(billed).decode()}
+    return await _ask(session, tenant_id, values, asked, body)
+
+
+async def require_undecided(session: AsyncSession, tenant_id: UUID, event_id: UUID) -> None:
+    """Refuse another decision on quarantined usage while its bill waits for a second person.
+
+    Raises:
+        PlatformError: DECISION_WAITS.
+    """
+    await posting_queries.lock_profiles(session, [tenant_id])
+    if await lot_queries.usage_waits(session, tenant_id, event_id):
+        raise errors.decision_waits()
 
 
 def _digest(*parts: str) -> bytes:
     return sha256("|".join(parts).encode()).digest()
 
 
-async def _begin(session: AsyncSession, tenant_id: UUID, asked: Asked, body: bytes) -> Adjustment | None:
+async def _begin(
+    session: AsyncSession, tenant_id: UUID, asked: Asked, body: bytes, *, may_be_silent: bool = False
+) -> Adjustment | None:
     """Lock the tenant's money; return what the key stands for already."""
     if not await posting_queries.lock_profiles(session, [tenant_id]):
         raise errors.no_account(tenant_id)
-    if not 0 < len(asked.note) <= lots.NOTE_MAX_CHARS:
+    if not (0 if may_be_silent else 1) <= len(asked.note) <= lots.NOTE_MAX_CHARS:
         raise errors.invalid_grant(f"Say why, in 1 to {lots.NOTE_MAX_CHARS} characters.", "note")
     if not 0 < len(asked.idempotency_key) <= KEY_MAX_CHARS:
         raise errors.invalid_amount(f"An idempotency key has 1 to {KEY_MAX_CHARS} characters.")
@@ -119,32 +193,36 @@ async def _begin(session: AsyncSession, tenant_id: UUID, asked: Asked, body: byt
     return msgspec.structs.replace(_adjustment(row), replayed=True)
 
 
+async def _waiting(session: AsyncSession, tenant_id: UUID, kind: str, body: bytes) -> Adjustment | None:
+    row = await lot_queries.waiting_adjustment(session, tenant_id, kind, body)
+    return None if row is None else msgspec.structs.replace(_adjustment(row), replayed=True)
+
+
 async def _ask(session: AsyncSession, tenant_id: UUID, values: dict[str, Any], asked: Asked, body: bytes) -> Adjustment:
-    adjustment_id = new_uuid()
     since = asked.now - two_people.ALONE_WINDOW
     alone = await lot_queries.asked_alone_pico(session, tenant_id, asked.by.answers, since)
-    needs_approval = alone + values["amount"] > asked.alone_max_pico
+    needs_approval = values["amount"] > 0 and alone + values["amount"] > asked.alone_max_pico
     if needs_approval:
         two_people.require_answer(asked.by)
-    await lot_queries.insert_adjustment(
-        session,
-        tenant_id,
-        {
-            **values,
-            "id": adjustment_id,
-            "note": asked.note,
-            "key": asked.idempotency_key,
-            "body": body,
-            "by": asked.by.operator_id,
-            "people": list(asked.by.people),
-            "answers": asked.by.answers,
-            "at": asked.now,
-            "needs_approval": needs_approval,
-        },
-    )
+    adjustment_id = await _insert(session, tenant_id, values, asked, body, needs_approval=needs_approval)
     if not needs_approval:
         await _post(session, await get(session, tenant_id, adjustment_id), None, asked.now)
     return await get(session, tenant_id, adjustment_id)
+
+
+async def _insert(
+    session: AsyncSession, tenant_id: UUID, values: dict[str, Any], asked: Asked, body: bytes, *, needs_approval: bool
+) -> UUID:
+    adjustment_id = new_uuid()
+    unset = dict.fromkeys(("source", "expires_at", "models", "tiers", "reverses", "details"))
+    who = {"by": asked.by.operator_id, "people": list(asked.by.people), "answers": asked.by.answers}
+    facts = {"note": asked.note, "key": asked.idempotency_key, "body": body, "at": asked.now}
+    await lot_queries.insert_adjustment(
+        session,
+        tenant_id,
+        {**unset, **values, **who, **facts, "id": adjustment_id, "needs_approval": needs_approval},
+    )
+    return adjustment_id
 
 
 async def get(session: AsyncSession, tenant_id: UUID, adjustment_id: UUID) -> Adjustment:
@@ -173,8 +251,8 @@ async def approve(
     """Post a pending adjustment. Doing it again changes nothing.
 
     Raises:
-        PlatformError: NOT_FOUND, SECOND_PERSON_NEEDED, SIGN_IN_TO_DECIDE, OPERATOR_NOT_CONFIRMED, ADJUSTMENT_DECIDED,
-            INVALID_GRANT, NOT_REVERSIBLE, CREDIT_SPENT.
+        PlatformError: NOT_FOUND, SECOND_PERSON_NEEDED, SIGN_IN_TO_DECIDE, OPERATOR_NOT_CONFIRMED, ADJUSTMENT_DECIDED;
+            what its kind refuses, where something changed since it was asked for.
     """
     found = await _pending(session, tenant_id, adjustment_id, by, "posted")
     if found.state == "pending":
@@ -219,59 +297,9 @@ def _decision(state: str, tx_id: UUID | None, by: Responsible | None, now: datet
 
 
 async def _post(session: AsyncSession, wanted: Adjustment, by: Responsible | None, now: datetime) -> None:
-    actor = f"operator:{format_id(IdKind.OPERATOR, wanted.requested_by)}"
-    if wanted.grant is not None:
-        posted = await lots.post_grant(session, wanted.tenant_id, wanted.grant, actor=actor, note=wanted.note)
-    else:
-        posted = await _post_reversal(session, wanted, actor)
-    await lot_queries.decide(session, wanted.tenant_id, wanted.id, _decision("posted", posted.id, by, now))
+    tx_id = await adjustment_kinds.post(session, wanted, now)
+    await lot_queries.decide(session, wanted.tenant_id, wanted.id, _decision("posted", tx_id, by, now))
     await credit_alerts.end_risen(session, wanted.tenant_id)
-
-
-async def _reversible(session: AsyncSession, tenant_id: UUID, tx_id: UUID) -> Sequence[Row[Any]]:
-    found = await lot_queries.transaction_row(session, tenant_id, tx_id)
-    if found is None:
-        raise errors.no_transaction()
-    if found.reversed_by is not None:
-        raise errors.not_reversible("It is reversed already.")
-    if found.kind == "reversal":
-        raise errors.not_reversible("A reversal is not reversed; post what is right anew.")
-    if found.kind == "rerating":
-        raise errors.not_reversible("Rate the usage again at the prices before.")
-    if await rerating_queries.is_rerated(session, tenant_id, tx_id):
-        raise errors.not_reversible("Its usage was rated again since.")
-    transfers = await lot_queries.transfers(session, tenant_id, tx_id)
-    if not transfers:
-        raise errors.not_reversible("It moved nothing.")
-    return transfers
-
-
-async def _post_reversal(session: AsyncSession, wanted: Adjustment, actor: str) -> Transaction:
-    if wanted.reverses is None:
-        raise LookupError("a reversal names what it reverses")
-    transfers = await _reversible(session, wanted.tenant_id, wanted.reverses)
-    back = tuple(Transfer(row.credit_account, row.debit_account, int(row.amount)) for row in transfers)
-    left = {source.account: source.available for source in await _left(session, wanted.tenant_id)}
-    for transfer in back:
-        if transfer.debit in left and transfer.amount > left[transfer.debit]:
-            raise errors.credit_spent()
-    transaction = Transaction(
-        new_uuid(),
-        wanted.tenant_id,
-        "reversal",
-        Currency(transfers[0].currency),
-        back,
-        actor=actor,
-        note=wanted.note,
-        reverses_tx=wanted.reverses,
-    )
-    await ledger.post(session, [transaction])
-    return transaction
-
-
-async def _left(session: AsyncSession, tenant_id: UUID) -> Sequence[ledger.Source]:
-    """What is in every lot of the tenant, the empty ones too."""
-    return [ledger.Source(lot.id, lot.available_pico) for lot in await lots.all_of(session, tenant_id)]
 
 
 def _adjustment(row: Row[Any]) -> Adjustment:
@@ -291,6 +319,7 @@ def _adjustment(row: Row[Any]) -> Adjustment:
         int(row.amount_pico),
         row.state,
         row.note,
+        row.idempotency_key,
         row.requested_by,
         None if row.requested_people is None else tuple(row.requested_people),
         row.requested_at,
@@ -299,4 +328,6 @@ def _adjustment(row: Row[Any]) -> Adjustment:
         row.tx_id,
         row.reverses_tx,
         grant,
+        msgspec.convert(row.details, NewTerms) if row.kind == "terms" else None,
+        msgspec.convert(row.details, BilledUsage) if row.kind == "usage" else None,
     )

@@ -34,23 +34,11 @@ async def top_up(
     Raises:
         PlatformError: NOT_FOUND, NOT_PREPAID, INVALID_AMOUNT, IDEMPOTENCY_KEY_REUSED.
     """
-    if not 0 < amount_pico <= TOP_UP_MAX_PICO:
-        raise errors.invalid_amount("A top-up is more than 0 and at most 1,000,000,000.")
-    if not 0 < len(idempotency_key) <= KEY_MAX_CHARS:
-        raise errors.invalid_amount(f"An idempotency key has 1 to {KEY_MAX_CHARS} characters.")
-    profiles = await posting_queries.lock_profiles(session, [tenant_id])
-    if not profiles:
-        raise errors.no_account(tenant_id)
-    if profiles[0].mode != BillingMode.PREPAID:
-        raise errors.not_prepaid()
     note = note[:NOTE_MAX_CHARS]
-    body = sha256(f"{amount_pico}|{note}".encode()).digest()
-    before = await queries.transaction_of_key(session, tenant_id, KIND, idempotency_key)
+    body = body_digest(amount_pico, note)
+    currency, before = await check(session, tenant_id, amount_pico, idempotency_key, body)
     if before is not None:
-        if before.body_sha256 != body:
-            raise key_reused()
-        return TopUp(before.id, amount_pico, await balance(session, tenant_id), replayed=True)
-    currency = Currency(profiles[0].currency)
+        return TopUp(before, amount_pico, await balance(session, tenant_id), replayed=True)
     cash = await ledger.cash_account(session, currency)
     lot = await queries.paid_lot(session, tenant_id)
     transaction = Transaction(
@@ -67,6 +55,33 @@ async def top_up(
     await ledger.post(session, [transaction])
     await credit_alerts.end_risen(session, tenant_id)
     return TopUp(transaction.id, amount_pico, await balance(session, tenant_id), replayed=False)
+
+
+def body_digest(amount_pico: int, note: str) -> bytes:
+    return sha256(f"{amount_pico}|{note}".encode()).digest()
+
+
+async def check(
+    session: AsyncSession, tenant_id: UUID, amount_pico: int, idempotency_key: str, body: bytes
+) -> tuple[Currency, UUID | None]:
+    """Lock the tenant's money; return its currency, and the top-up that was posted with this key.
+
+    Raises:
+        PlatformError: as `top_up`.
+    """
+    if not 0 < amount_pico <= TOP_UP_MAX_PICO:
+        raise errors.invalid_amount("A top-up is more than 0 and at most 1,000,000,000.")
+    if not 0 < len(idempotency_key) <= KEY_MAX_CHARS:
+        raise errors.invalid_amount(f"An idempotency key has 1 to {KEY_MAX_CHARS} characters.")
+    profiles = await posting_queries.lock_profiles(session, [tenant_id])
+    if not profiles:
+        raise errors.no_account(tenant_id)
+    if profiles[0].mode != BillingMode.PREPAID:
+        raise errors.not_prepaid()
+    before = await queries.transaction_of_key(session, tenant_id, KIND, idempotency_key)
+    if before is not None and before.body_sha256 != body:
+        raise key_reused()
+    return Currency(profiles[0].currency), None if before is None else before.id
 
 
 async def balance(session: AsyncSession, tenant_id: UUID) -> Balance:

@@ -108,6 +108,24 @@ def nobody_answers() -> PlatformError:
     )
 
 
+def opened_too_high(alone_max: str) -> PlatformError:
+    return PlatformError(
+        "SECOND_PERSON_NEEDED",
+        ErrorKind.FORBIDDEN,
+        f"One person opens a tenant with a limit of at most {alone_max}. Ask for more once it is open, with new "
+        "billing terms, on which a second person decides.",
+        param="credit_limit",
+    )
+
+
+def decision_waits() -> PlatformError:
+    return PlatformError(
+        "DECISION_WAITS",
+        ErrorKind.CONFLICT,
+        "A bill of this usage waits for a second person. Approve or decline that adjustment first.",
+    )
+
+
 def asked_by_nobody() -> PlatformError:
     return PlatformError(
         "SECOND_PERSON_NEEDED",

@@ -80,10 +80,11 @@ async def transfers(session: AsyncSession, tenant_id: UUID, tx_id: UUID) -> Sequ
 async def insert_adjustment(session: AsyncSession, tenant_id: UUID, values: Mapping[str, Any]) -> None:
     statement = """
         INSERT INTO credit_adjustment (id, tenant_id, kind, amount_pico, source, expires_at, models, tiers, reverses_tx,
-                                       note, idempotency_key, body_sha256, requested_by, requested_people,
+                                       details, note, idempotency_key, body_sha256, requested_by, requested_people,
                                        answered_by, requested_at, needs_approval)
         VALUES (:id, :tenant, :kind, :amount, :source, :expires_at, CAST(:models AS uuid[]), CAST(:tiers AS smallint[]),
-                :reverses, :note, :key, :body, :by, CAST(:people AS uuid[]), :answers, :at, :needs_approval)
+                :reverses, CAST(:details AS jsonb), :note, :key, :body, :by, CAST(:people AS uuid[]), :answers, :at,
+                :needs_approval)
     """
     await session.execute(text(statement), {"tenant": tenant_id, **values})
 
@@ -96,6 +97,24 @@ async def adjustment(session: AsyncSession, tenant_id: UUID, adjustment_id: UUID
 async def adjustment_of_key(session: AsyncSession, tenant_id: UUID, key: str) -> Row[Any] | None:
     statement = "SELECT * FROM credit_adjustment WHERE tenant_id = :tenant AND idempotency_key = :key"
     return (await session.execute(text(statement), {"tenant": tenant_id, "key": key})).one_or_none()
+
+
+async def waiting_adjustment(session: AsyncSession, tenant_id: UUID, kind: str, body: bytes) -> Row[Any] | None:
+    """Return the one that asks for the same and waits for a decision."""
+    statement = """
+        SELECT * FROM credit_adjustment
+        WHERE tenant_id = :tenant AND state = 'pending' AND kind = :kind AND body_sha256 = :body ORDER BY id LIMIT 1
+    """
+    return (await session.execute(text(statement), {"tenant": tenant_id, "kind": kind, "body": body})).one_or_none()
+
+
+async def usage_waits(session: AsyncSession, tenant_id: UUID, event_id: UUID) -> bool:
+    """Whether the bill of quarantined usage waits for a second person."""
+    statement = """
+        SELECT EXISTS (SELECT FROM credit_adjustment WHERE tenant_id = :tenant AND state = 'pending' AND kind = 'usage'
+                       AND CAST(details ->> 'event_id' AS uuid) = :event)
+    """
+    return bool((await session.execute(text(statement), {"tenant": tenant_id, "event": event_id})).scalar_one())
 
 
 async def asked_alone_pico(session: AsyncSession, tenant_id: UUID, person_id: UUID | None, since: datetime) -> int:

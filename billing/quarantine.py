@@ -130,6 +130,21 @@ async def _charge(session: AsyncSession, event: UsageEvent, usage: TokenUsage) -
     return pricing.charge(usage, schedule, event.outcome)
 
 
+async def amount(session: AsyncSession, tenant_id: UUID, event_id: UUID, usage: TokenUsage) -> int:
+    """Return what these counts would be billed. Pico.
+
+    Raises:
+        PlatformError: NOT_FOUND, ALREADY_DECIDED, NOT_BILLABLE: it has no price.
+    """
+    item = await get(session, tenant_id, event_id)
+    if item.decision is not None:
+        raise errors.already_decided(event_id)
+    try:
+        return await _charge(session, item.event, usage)
+    except ValueError as error:
+        raise errors.not_billable(str(error)) from None
+
+
 async def bill(
     session: AsyncSession, tenant_id: UUID, event_id: UUID, usage: TokenUsage, *, reason: str, by: UUID, now: datetime
 ) -> Item:

@@ -38,18 +38,14 @@ async def change(
     Raises:
         PlatformError: NOT_FOUND, INVALID_AMOUNT, CREDIT_LIMIT_TOO_LOW.
     """
-    if not 0 <= limit_pico <= ledger.LIMIT_MAX_PICO or (mode is BillingMode.PREPAID and limit_pico):
-        raise errors.invalid_amount("The limit is for postpaid tenants, from 0 to 1,000,000,000.")
     if not 0 < len(note) <= NOTE_MAX_CHARS:
         raise errors.invalid_grant(f"Say why, in 1 to {NOTE_MAX_CHARS} characters.", "note")
-    if not await posting_queries.lock_profiles(session, [tenant_id]):
-        raise errors.no_account(tenant_id)
+    before = await checked(session, tenant_id, mode, limit_pico)
+    if before is None:
+        return False
     profile = await queries.profile(session, tenant_id)
     if profile is None:
         raise errors.no_account(tenant_id)
-    before = (await history(session, tenant_id, 1))[0]
-    if before.mode is mode and (mode is BillingMode.PREPAID or before.credit_limit_pico == limit_pico):
-        return False
     currency, unbilled = Currency(profile.currency), profile.unbilled_account
     if mode is BillingMode.POSTPAID:
         unbilled = await _bounded(session, tenant_id, currency, unbilled, limit_pico)
@@ -65,6 +61,21 @@ async def change(
     await record(session, tenant_id, Terms(mode, limit_pico, now, by, note))
     await credit_alerts.end_risen(session, tenant_id)
     return True
+
+
+async def checked(session: AsyncSession, tenant_id: UUID, mode: BillingMode, limit_pico: int) -> Terms | None:
+    """Lock the tenant's money; return the terms that hold, or None where they are these already.
+
+    Raises:
+        PlatformError: NOT_FOUND, INVALID_AMOUNT.
+    """
+    if not 0 <= limit_pico <= ledger.LIMIT_MAX_PICO or (mode is BillingMode.PREPAID and limit_pico):
+        raise errors.invalid_amount("The limit is for postpaid tenants, from 0 to 1,000,000,000.")
+    if not await posting_queries.lock_profiles(session, [tenant_id]):
+        raise errors.no_account(tenant_id)
+    before = (await history(session, tenant_id, 1))[0]
+    same = before.mode is mode and (mode is BillingMode.PREPAID or before.credit_limit_pico == limit_pico)
+    return None if same else before
 
 
 async def record(session: AsyncSession, tenant_id: UUID, terms: Terms) -> None:

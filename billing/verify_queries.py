@@ -77,8 +77,16 @@ _CHECKS = {
         WHERE NOT coalesce(CASE j.state
             WHEN 'pending' THEN num_nulls(j.tx_id, j.decided_by, j.decided_at) = 3
             WHEN 'declined' THEN j.tx_id IS NULL AND j.decided_by <> j.requested_by
-            WHEN 'posted' THEN x.tenant_id = j.tenant_id AND x.kind = j.kind AND t.amount = j.amount_pico
-                 AND x.note = j.note AND x.reverses_tx IS NOT DISTINCT FROM j.reverses_tx
+            WHEN 'posted' THEN CASE j.kind
+                 WHEN 'terms' THEN EXISTS (SELECT FROM credit_terms c WHERE c.tenant_id = j.tenant_id
+                      AND c.mode = j.details ->> 'mode'
+                      AND (c.mode = 'prepaid' OR c.credit_limit = (j.details ->> 'credit_limit_pico')::numeric))
+                 WHEN 'usage' THEN EXISTS (SELECT FROM usage_decision d
+                      LEFT JOIN usage_event e ON e.tenant_id = d.tenant_id AND e.id = d.event_id
+                      WHERE d.tenant_id = j.tenant_id AND d.id = (j.details ->> 'event_id')::uuid
+                      AND d.action = 'billed' AND coalesce(e.amount_pico, j.amount_pico) = j.amount_pico)
+                 ELSE x.tenant_id = j.tenant_id AND x.kind = j.kind AND t.amount = j.amount_pico
+                      AND x.note = j.note AND x.reverses_tx IS NOT DISTINCT FROM j.reverses_tx END
                  AND (NOT j.needs_approval OR j.decided_by <> j.requested_by
                       AND (j.requested_people IS NULL OR j.decided_person <> ALL (j.requested_people))) END, false)
            OR EXISTS (SELECT FROM credit_adjustment o WHERE o.id <> j.id AND o.tx_id = j.tx_id)

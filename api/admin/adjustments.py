@@ -13,6 +13,7 @@ from api.adjustments import (
     lots_of,
     shown,
 )
+from api.admin.asking import asked_by, follow
 from api.admin.credits import IdempotencyKey
 from api.deps import (
     AdjustmentId,
@@ -30,13 +31,12 @@ from api.idempotency import REPLAYED_YES
 from api.money import ENTRIES_DEFAULT, From, Offset, PageSize, StatementOut, Until, statement_of
 from api.permissions import ADJUSTMENT, ADMIN, TENANT
 from api.schemas import problems
-from billing import adjustments, credit_figures
-from billing.adjustments import Adjustment, Asked
-from billing.tasks import ask_refresh
+from billing import adjustments
+from billing.adjustment_kinds import Adjustment
 from core.ids import IdKind, format_id
-from core.money import PICO_PER_UNIT
 from core.pagination import page_of
 from tenants import tenants
+from tenants.types import BillingMode
 
 router = APIRouter(route_class=GuardedRoute, tags=["credit and usage"])
 
@@ -44,11 +44,6 @@ _STATES = {
     **problems(403, 409),
     202: {"model": AdjustmentOut, "description": "A second person has to decide: it is above the limit."},
 }
-
-
-async def _asked(work: Work, note: str, key: str) -> Asked:
-    alone_max_pico = work.services.settings.books.adjust_alone_max * PICO_PER_UNIT
-    return Asked(await responsible_of(work), note, key, alone_max_pico, work.services.clock.now())
 
 
 async def _done(work: Work, done: Adjustment, response: Response | None = None) -> AdjustmentOut:
@@ -60,12 +55,9 @@ async def _done(work: Work, done: Adjustment, response: Response | None = None) 
         response.headers.update(REPLAYED_YES)
     if response is not None and done.state == "pending":
         response.status_code = 202
-    await ask_refresh(work.session, done.tenant_id)
-
-    async def refresh() -> None:
-        await credit_figures.refresh(work.services.valkey, work.services.sessions, done.tenant_id)
-
-    work.act.after_commit.append(refresh)
+    if done.state == "posted" and done.new_terms is not None:
+        await tenants.set_billing_mode(work.session, done.tenant_id, BillingMode(done.new_terms.mode.value))
+    await follow(work, done)
     return answer
 
 
@@ -75,7 +67,7 @@ async def give_credit(
 ) -> AdjustmentOut:
     """Give promo or goodwill credit, once per idempotency key; above the limit it waits for a second person."""
     await tenants.get(work.session, tenant_id)
-    asked = await _asked(work, body.note, idempotency_key)
+    asked = await asked_by(work, body.note, idempotency_key)
     return await _done(work, await adjustments.give(work.session, tenant_id, body.grant(), asked), response)
 
 
@@ -96,7 +88,7 @@ async def reverse_transaction(
 ) -> AdjustmentOut:
     """Post one that moves the same back; above the limit it waits for a second person."""
     await tenants.get(work.session, tenant_id)
-    asked = await _asked(work, body.note, idempotency_key)
+    asked = await asked_by(work, body.note, idempotency_key)
     return await _done(work, await adjustments.reverse(work.session, tenant_id, transaction_id, asked), response)
 
 

@@ -2,16 +2,17 @@
 
 from datetime import datetime
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from pydantic import Field
 
 from api.adjustments import Why
+from api.admin.asking import asked_by, follow
 from api.deps import CurrentWork, ReadSession, TenantId
 from api.guard import GuardedRoute
 from api.permissions import TENANT
 from api.schemas import BillingModeName, Input, Output, PositiveAmount, problems
-from billing import credit_figures, terms
-from billing.tasks import ask_refresh
+from billing import adjustments, terms
+from billing.adjustment_kinds import NewTerms
 from billing.terms import Terms
 from billing.types import BillingMode as LedgerMode
 from core.ids import IdKind, format_id
@@ -42,6 +43,7 @@ class BillingTermsOut(Output):
     since: datetime
     changed_by: str
     note: str
+    waiting: str | None = Field(None, description="New terms on which a second person has to decide.")
 
 
 class BillingTermsHistory(Output):
@@ -66,37 +68,45 @@ async def get_billing_terms(tenant_id: TenantId, session: ReadSession) -> Billin
     return BillingTermsHistory(items=[_shown(one) for one in await terms.history(session, tenant_id, HISTORY_MAX)])
 
 
-@router.put(f"{TENANT}/billing-terms", summary="Change how a tenant pays", responses=problems(400, 409))
-async def put_billing_terms(tenant_id: TenantId, body: BillingTermsIn, work: CurrentWork) -> BillingTermsOut:
-    """Make it prepaid, or postpaid with a limit. The same terms again change nothing."""
+@router.put(
+    f"{TENANT}/billing-terms",
+    summary="Change how a tenant pays",
+    responses={
+        **problems(400, 403, 409),
+        202: {"model": BillingTermsOut, "description": "A second person has to decide: it is above the limit."},
+    },
+)
+async def put_billing_terms(
+    tenant_id: TenantId, body: BillingTermsIn, work: CurrentWork, response: Response
+) -> BillingTermsOut:
+    """Make it prepaid, or postpaid with a limit. The same terms again change nothing.
+
+    What may be owed more counts to what one person does alone in 24 hours. Above that the answer is 202 with the terms
+    that still hold, and `waiting` is the adjustment on which a second person decides.
+    """
     await tenants.get(work.session, tenant_id)
-    operator = work.caller.operator
-    by = f"operator:{format_id(IdKind.OPERATOR, operator.id)}" if operator else "system"
-    changed = await terms.change(
-        work.session,
-        tenant_id,
-        LedgerMode(body.billing_mode.value),
-        parse_pico(body.credit_limit, param="credit_limit"),
-        by=by,
-        note=body.note,
-        now=work.services.clock.now(),
-    )
-    if changed:
+    before = (await terms.history(work.session, tenant_id, 1))[0]
+    new = NewTerms(LedgerMode(body.billing_mode.value), parse_pico(body.credit_limit, param="credit_limit"))
+    done = await adjustments.change_terms(work.session, tenant_id, new, await asked_by(work, body.note))
+    waits = done is not None and done.state == "pending"
+    if done is not None and not waits:
         await tenants.set_billing_mode(work.session, tenant_id, body.billing_mode)
-    before, *_ = [*(await terms.history(work.session, tenant_id, 2))[1:], None]
-    answer = _shown((await terms.history(work.session, tenant_id, 1))[0])
-    was = None if before is None else _shown(before)
+    was, answer = _shown(before), _shown((await terms.history(work.session, tenant_id, 1))[0])
     work.act.on(
         tenant_id,
-        changed=changed,
+        changed=done is not None and not waits,
         note=body.note,
-        billing_mode={"from": was and was.billing_mode.value, "to": answer.billing_mode.value},
-        credit_limit={"from": was and was.credit_limit, "to": answer.credit_limit},
+        billing_mode={"from": was.billing_mode.value, "to": body.billing_mode.value},
+        credit_limit={
+            "from": was.credit_limit,
+            "to": answer.credit_limit if not waits else format_pico(new.credit_limit_pico),
+        },
+        waits=format_id(IdKind.ADJUSTMENT, done.id) if done is not None and waits else None,
     )
-    await ask_refresh(work.session, tenant_id, correct=True)
-
-    async def refresh() -> None:
-        await credit_figures.refresh(work.services.valkey, work.services.sessions, tenant_id, correct=True)
-
-    work.act.after_commit.append(refresh)
+    if done is None:
+        return answer
+    await follow(work, done)
+    if waits:
+        response.status_code = 202
+        return answer.model_copy(update={"waiting": format_id(IdKind.ADJUSTMENT, done.id)})
     return answer

@@ -5,15 +5,15 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 from pydantic import Field
 
-from api.deps import CurrentAct, CurrentCaller, CurrentServices, ReadSession, Session, TenantId
+from api.admin.asking import asked_by, follow
+from api.deps import CurrentServices, CurrentWork, ReadSession, TenantId
 from api.guard import GuardedRoute
 from api.idempotency import REPLAYED_YES
 from api.money import Day, balance_of, usage_of
 from api.permissions import TENANT
 from api.schemas import BalanceOut, Input, Output, PositiveAmount, UsageOut, problems
-from billing import credit_figures
+from billing import adjustments
 from billing import credits as billing_credits
-from billing.tasks import ask_refresh
 from core.idempotency import HEADER, KEY_MAX_CHARS
 from core.ids import IdKind, format_id
 from core.money import format_pico, parse_pico
@@ -44,9 +44,11 @@ class TopUpIn(Input):
 
 
 class TopUpOut(Output):
-    """The transaction as posted, and the balance now."""
+    """A top-up, and the balance now: `pending` until a second person decides, then it has a transaction."""
 
-    transaction_id: str
+    adjustment_id: str
+    state: str
+    transaction_id: str | None
     amount: str
     balance: str
 
@@ -55,43 +57,33 @@ class TopUpOut(Output):
     f"{TENANT}/credits",
     status_code=201,
     summary="Top up a prepaid tenant",
-    responses=problems(409),
+    responses={
+        **problems(403, 409),
+        202: {"model": TopUpOut, "description": "A second person has to decide: it is above the limit."},
+    },
 )
 async def top_up(
-    *,
-    tenant_id: TenantId,
-    body: TopUpIn,
-    idempotency_key: IdempotencyKey,
-    session: Session,
-    act: CurrentAct,
-    caller: CurrentCaller,
-    services: CurrentServices,
-    response: Response,
+    tenant_id: TenantId, body: TopUpIn, idempotency_key: IdempotencyKey, work: CurrentWork, response: Response
 ) -> TopUpOut:
     """Add credit once per idempotency key; the same key with other values is a conflict."""
-    await tenants.get(session, tenant_id)
-    operator = caller.actor("").id
-    done = await billing_credits.top_up(
-        session,
-        tenant_id,
-        parse_pico(body.amount),
-        idempotency_key=idempotency_key,
-        actor=f"operator:{format_id(IdKind.OPERATOR, operator)}" if operator else "system",
-        note=body.note,
-    )
-    act.on(done.transaction_id, amount=format_pico(done.amount_pico), replayed=done.replayed)
+    await tenants.get(work.session, tenant_id)
+    asked = await asked_by(work, body.note, idempotency_key)
+    done = await adjustments.top_up(work.session, tenant_id, parse_pico(body.amount), asked)
+    amount = format_pico(done.amount_pico)
+    adjustment_id = format_id(IdKind.ADJUSTMENT, done.id)
+    work.act.target_id = done.transaction_id
+    work.act.details.update(amount=amount, state=done.state, adjustment=adjustment_id, replayed=done.replayed)
     if done.replayed:
         response.headers.update(REPLAYED_YES)
-    await ask_refresh(session, tenant_id)
-
-    async def refresh() -> None:  # at once, so that the next call is admitted; the worker does it where this fails
-        await credit_figures.refresh(services.valkey, services.sessions, tenant_id)
-
-    act.after_commit.append(refresh)
+    if done.state == "pending":
+        response.status_code = 202
+    await follow(work, done)
     return TopUpOut(
-        transaction_id=format_id(IdKind.TRANSACTION, done.transaction_id),
-        amount=format_pico(done.amount_pico),
-        balance=format_pico(done.balance.available_pico),
+        adjustment_id=adjustment_id,
+        state=done.state,
+        transaction_id=None if done.transaction_id is None else format_id(IdKind.TRANSACTION, done.transaction_id),
+        amount=amount,
+        balance=format_pico((await billing_credits.balance(work.session, tenant_id)).available_pico),
     )
 
 

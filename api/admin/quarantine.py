@@ -2,21 +2,21 @@
 
 from datetime import datetime
 from typing import Annotated, Literal
-from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from api.adjustments import Why
-from api.deps import CurrentWork, GenerationId, ReadSession, TenantId, Work
+from api.admin.asking import asked_by
+from api.deps import CurrentWork, GenerationId, ReadSession, TenantId, Work, responsible_of
 from api.guard import GuardedRoute
 from api.permissions import ADMIN, QUARANTINED
 from api.schemas import CurrencyCode, Input, Output, TierName, problems
-from billing import credit_figures, quarantine
+from billing import adjustments, credit_figures, quarantine
+from billing.adjustment_kinds import BilledUsage
 from billing.credits import balance
 from billing.quarantine import TOKENS_MAX, Estimate, Item, QuarantineState
 from billing.tasks import ask_refresh
-from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id, parse_id
 from core.money import format_pico
 from core.pagination import LIMIT_DEFAULT, LIMIT_MAX
@@ -97,6 +97,7 @@ class QuarantinedDetail(QuarantinedOut):
     raw_usage: str = Field(description="The engine's own usage object, where it was the trouble.")
     would_be: str | None = Field(description="What the counts as they came would be billed.")
     would_be_problem: str = Field(description="Why that cannot be said.")
+    waiting: str | None = Field(None, description="A bill of it, on which a second person has to decide.")
 
 
 class QuarantinePage(Output):
@@ -186,11 +187,10 @@ async def get_quarantined(tenant_id: TenantId, generation_id: GenerationId, sess
     return _detail(item, await quarantine.estimate(session, item))
 
 
-def _operator(work: Work) -> UUID:
-    operator = work.caller.operator
-    if operator is None:
-        raise PlatformError("FORBIDDEN", ErrorKind.FORBIDDEN, "An operator is needed for this.")
-    return operator.id
+_BILLED = {
+    **problems(403, 409),
+    202: {"model": QuarantinedDetail, "description": "A second person has to decide: it is above the limit."},
+}
 
 
 async def _decided(work: Work, item: Item, **details: object) -> QuarantinedDetail:
@@ -208,15 +208,24 @@ async def _decided(work: Work, item: Item, **details: object) -> QuarantinedDeta
     return _detail(item, await quarantine.estimate(work.session, item))
 
 
-@router.post(f"{QUARANTINED}/bill", summary="Bill quarantined usage with corrected counts", responses=problems(409))
+@router.post(f"{QUARANTINED}/bill", summary="Bill quarantined usage with corrected counts", responses=_BILLED)
 async def bill_quarantined(
-    tenant_id: TenantId, generation_id: GenerationId, body: BillIn, work: CurrentWork
+    tenant_id: TenantId, generation_id: GenerationId, body: BillIn, work: CurrentWork, response: Response
 ) -> QuarantinedDetail:
-    """Rate these counts at the price version frozen at admission, and post them, once and for good."""
+    """Rate these counts at the price version frozen at admission, and post them, once and for good.
+
+    It counts to what one person does alone in 24 hours; above that the answer is 202, and it waits for a second person.
+    """
     usage = TokenUsage(**body.usage.model_dump())
-    now = work.services.clock.now()
-    by = _operator(work)
-    item = await quarantine.bill(work.session, tenant_id, generation_id, usage, reason=body.reason, by=by, now=now)
+    asked = await asked_by(work, body.reason)
+    done = await adjustments.bill(work.session, tenant_id, BilledUsage(generation_id, usage), asked)
+    item = await quarantine.get(work.session, tenant_id, generation_id)
+    if done.state == "pending":
+        response.status_code = 202
+        waiting = format_id(IdKind.ADJUSTMENT, done.id)
+        work.act.on(item.id, tenant_id=tenant_id, waits=waiting, reason=body.reason, usage=body.usage.model_dump())
+        answer = _detail(item, await quarantine.estimate(work.session, item))
+        return answer.model_copy(update={"waiting": waiting})
     billed_as = "" if item.decision is None or item.decision.event_id is None else item.decision.event_id.hex
     return await _decided(work, item, usage=body.usage.model_dump(), billed_as=billed_as)
 
@@ -226,8 +235,9 @@ async def dismiss_quarantined(
     tenant_id: TenantId, generation_id: GenerationId, body: DismissIn, work: CurrentWork
 ) -> QuarantinedDetail:
     """Give back what may still be held for it; nobody is charged."""
-    now = work.services.clock.now()
+    now, by = work.services.clock.now(), await responsible_of(work)
+    await adjustments.require_undecided(work.session, tenant_id, generation_id)
     item = await quarantine.dismiss(
-        work.session, tenant_id, generation_id, reason=body.reason, by=_operator(work), now=now
+        work.session, tenant_id, generation_id, reason=body.reason, by=by.operator_id, now=now
     )
     return await _decided(work, item)

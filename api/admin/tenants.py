@@ -6,7 +6,8 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import Field
 
-from api.deps import CurrentAct, CurrentPaging, ReadSession, Session, TenantId, changed
+from api.admin.asking import asked_by
+from api.deps import CurrentAct, CurrentPaging, CurrentWork, ReadSession, Session, TenantId, changed
 from api.guard import GuardedRoute
 from api.permissions import ADMIN, TENANT
 from api.schemas import (
@@ -21,7 +22,8 @@ from api.schemas import (
     because,
     problems,
 )
-from billing import ledger
+from billing import adjustments, ledger
+from billing.adjustment_kinds import NewTerms
 from billing.types import BillingMode as LedgerMode
 from core.ids import IdKind, format_id
 from core.money import Currency, parse_pico
@@ -85,9 +87,10 @@ def _out(tenant: Tenant) -> TenantOut:
     )
 
 
-@router.post(f"{ADMIN}/tenants", status_code=201, summary="Create a tenant", responses=problems(409))
-async def create_tenant(body: TenantIn, session: Session, act: CurrentAct) -> TenantOut:
-    """Make a tenant and open its accounts."""
+@router.post(f"{ADMIN}/tenants", status_code=201, summary="Create a tenant", responses=problems(403, 409))
+async def create_tenant(body: TenantIn, work: CurrentWork) -> TenantOut:
+    """Make a tenant and open its accounts. A limit counts to what one person does alone in 24 hours."""
+    session, limit_pico = work.session, parse_pico(body.credit_limit, param="credit_limit")
     tenant = await tenants.create(
         session,
         name=body.name,
@@ -100,9 +103,11 @@ async def create_tenant(body: TenantIn, session: Session, act: CurrentAct) -> Te
         tenant.id,
         tenant.currency,
         LedgerMode(tenant.billing_mode.value),
-        parse_pico(body.credit_limit, param="credit_limit"),
+        limit_pico,
     )
-    act.on(tenant.id, tenant_id=tenant.id, name=tenant.name)
+    terms = NewTerms(LedgerMode(tenant.billing_mode.value), limit_pico)
+    await adjustments.count_opening(session, tenant.id, terms, await asked_by(work, "opened"))
+    work.act.on(tenant.id, tenant_id=tenant.id, name=tenant.name)
     return _out(tenant)
 
 

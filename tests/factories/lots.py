@@ -6,7 +6,8 @@ from uuid import UUID
 import msgspec
 
 from billing import adjustments, lots
-from billing.adjustments import Adjustment, Asked
+from billing.adjustment_kinds import Adjustment
+from billing.adjustments import Asked
 from billing.lots import Grant, LotSource
 from billing.types import PriceSchedule, UsageEvent
 from core.db import Sessions, transaction

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
 from billing import adjustments, ledger, periods, price_book, quarantine, seals, usage_days
+from billing.adjustment_kinds import BilledUsage, NewTerms
 from billing.credits import top_up
 from billing.lots import Grant, LotSource
 from billing.metrics import poster_metrics
@@ -38,9 +39,15 @@ async def write(sessions: Sessions) -> None:
         await ledger.open_tenant(session, tenants[0], Currency.USD)
         await ledger.open_tenant(session, tenants[1], Currency.USD, BillingMode.POSTPAID, parse_pico("5"))
     posting = Posting(sessions, ManualClock(NOVEMBER), poster_metrics(CollectorRegistry()))
-    for key in ("first", "second"):
-        async with transaction(sessions) as session:
-            await top_up(session, tenants[0], parse_pico("3"), idempotency_key=key, actor="operator", note="paid")
+    async with transaction(sessions) as session:
+        await top_up(session, tenants[0], parse_pico("3"), idempotency_key="first", actor="operator", note="paid")
+    async with transaction(sessions) as session:
+        asked = credit.asked(OCTOBER, "second", note="", alone_max_pico=0)
+        waits = await adjustments.top_up(session, tenants[0], parse_pico("3"), asked)
+        await adjustments.approve(session, tenants[0], waits.id, by=credit.OTHER, now=OCTOBER)
+        for limit in ("6", "5"):
+            new = NewTerms(BillingMode.POSTPAID, parse_pico(limit))
+            await adjustments.change_terms(session, tenants[1], new, credit.asked(OCTOBER))
     for tenant_id in tenants:
         await posting.post([event for at in SEPTEMBER for event in _usage(tenant_id, prices, at)[:-1]])
         await _given(sessions, tenant_id)
@@ -128,9 +135,9 @@ async def _decided(sessions: Sessions, tenant_id: UUID) -> None:
     """Of what is in quarantine one is billed after all, and one dismissed."""
     async with transaction(sessions) as session:
         found = await quarantine.search(session, tenant_id, limit=3)
-        await quarantine.bill(
-            session, tenant_id, found[0].id, make.USAGE, reason="counted", by=credit.ASKER.operator_id, now=NOVEMBER
-        )
+        asked = credit.asked(NOVEMBER, note="counted", alone_max_pico=0)
+        bill = await adjustments.bill(session, tenant_id, BilledUsage(found[0].id, make.USAGE), asked)
+        await adjustments.approve(session, tenant_id, bill.id, by=credit.OTHER, now=NOVEMBER)
         await quarantine.dismiss(
             session, tenant_id, found[1].id, reason="a test", by=credit.OTHER.operator_id, now=NOVEMBER
         )

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import text
 
 from billing import alert_settings, credit_alerts
-from billing.adjustments import Adjustment
+from billing.adjustment_kinds import Adjustment
 from billing.alert_settings import AlertSettings
 from billing.credit_alerts import AlertKind, CreditAlert
 from core.clock import ManualClock

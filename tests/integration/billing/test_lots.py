@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
 from billing import adjustments, lots, price_book, verify
-from billing.adjustments import Adjustment
+from billing.adjustment_kinds import Adjustment
 from billing.lots import Grant, LotSource
 from billing.metrics import poster_metrics
 from billing.posting import Posting

@@ -2,9 +2,11 @@
 
 from uuid import UUID
 
+import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
+from api.services import Services
 from billing import ledger
 from billing.metrics import poster_metrics
 from billing.posting import Posting
@@ -42,6 +44,29 @@ async def _held(sessions: db.Sessions, count: int) -> tuple[str, list[UsageEvent
 
 def _name(event_id: UUID) -> str:
     return format_id(IdKind.GENERATION, event_id)
+
+
+async def test_a_large_bill_waits_for_a_second_person(
+    anonymous: Client, sessions: db.Sessions, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(services.settings.books.__dict__, "adjust_alone_max", 0)
+    tenant, (event,) = await _held(sessions, 1)
+    ann, bob = [anonymous.visited_by(await operator_person(sessions, OperatorRole.FINANCE)) for _ in "12"]
+    path, body = f"{tenant}/quarantine/{_name(event.id)}", {"usage": {"input_uncached": 1_000}, "reason": "counted"}
+    asked = [await ann.post(f"{path}/bill", body) for _ in range(2)]
+    assert [answer.status_code for answer in asked] == [202, 202], asked[0].text
+    (waiting,) = {answer.json()["waiting"] for answer in asked}
+    assert asked[0].json()["state"] == "waiting"
+    for who, verb, other in ((bob, "dismiss", {"reason": "x"}), (ann, "bill", body | {"reason": "another"})):
+        answer = await who.post(f"{path}/{verb}", other)
+        assert (answer.status_code, answer.json()["code"]) == (409, "DECISION_WAITS")
+    assert (await ann.post(f"{tenant}/adjustments/{waiting}/approve")).json()["code"] == "SECOND_PERSON_NEEDED"
+    posted = await bob.post(f"{tenant}/adjustments/{waiting}/approve")
+    assert (posted.status_code, posted.json()["amount"]) == (200, "0.002000000000"), posted.text
+    assert posted.json()["usage"]["counts"]["input_uncached"] == 1_000
+    found = (await ann.get(path)).json()
+    assert (found["state"], found["decision"]["reason"]) == ("billed", "counted")
+    assert (await ann.get(f"{tenant}/balance")).json()["available"] == "0.998000000000"
 
 
 async def test_finance_works_off_the_queue(anonymous: Client, sessions: db.Sessions) -> None:

@@ -219,3 +219,44 @@ async def test_nobody_reads_the_mails_of_another_operator(desk: Desk) -> None:
     ):
         page = (await who.get(f"{ADMIN}/mail")).text
         assert (token_in(invite) in page, token_in(reset) in page) == seen
+
+
+async def test_top_ups_grants_and_what_may_be_owed_have_one_limit(desk: Desk) -> None:
+    """400.00 paid, 300.00 given and 300.00 more to owe are all that Ann does alone in a day."""
+
+    async def paid(amount: str, key: str) -> httpx.Response:
+        return await desk.ann.post(f"{desk.tenant}/credits", {"amount": amount}, headers={"idempotency-key": key})
+
+    async def owe(limit: str) -> httpx.Response:
+        body = {"billing_mode": "postpaid", "credit_limit": limit, "note": "contract"}
+        return await desk.ann.call("PUT", f"{desk.tenant}/billing-terms", json=body)
+
+    assert ((await paid("400", "p1")).status_code, (await desk.ask(desk.ann, "300"))["state"]) == (201, "posted")
+    more = await paid("300.000000000001", "p2")
+    assert (more.status_code, more.json()["transaction_id"], more.json()["balance"]) == (202, None, "700.000000000000")
+    assert await desk.decide(desk.ann, {"id": more.json()["adjustment_id"]}) == "SECOND_PERSON_NEEDED"
+    assert await desk.decide(desk.bob, {"id": more.json()["adjustment_id"]}) == "posted"
+    assert (await paid("300.000000000001", "p2")).json()["state"] in {"pending", "posted"}  # asked once
+    balance = (await desk.ann.get(f"{desk.tenant}/balance")).json()["available"]
+    assert balance == "1000.000000000001"
+
+    assert (await owe("300")).status_code == 200
+    assert (await owe("200")).status_code == 200  # less is no question of money
+    raised = [await owe("200.000000000001") for _ in range(2)]
+    assert [answer.status_code for answer in raised] == [202, 202]
+    (waiting,) = {answer.json()["waiting"] for answer in raised}
+    assert raised[0].json()["credit_limit"] == "200.000000000000"
+    assert await desk.decide(desk.bob, {"id": waiting}) == "posted"
+    terms = (await desk.ann.get(f"{desk.tenant}/billing-terms")).json()["items"]
+    assert [one["credit_limit"] for one in terms[:2]] == ["200.000000000001", "200.000000000000"]
+
+
+async def test_a_tenant_is_not_opened_with_a_limit_above_it(desk: Desk) -> None:
+    new = {"name": "Later", "currency": "USD", "billing_mode": "postpaid"}
+    refused = await desk.ann.post(f"{ADMIN}/tenants", {**new, "credit_limit": "1000.000000000001"})
+    assert _code(refused) == (403, "SECOND_PERSON_NEEDED")
+    made = await desk.ann.post(f"{ADMIN}/tenants", {**new, "credit_limit": "900"})
+    path = f"{ADMIN}/tenants/{made.json()['id']}/billing-terms"
+    more = {"billing_mode": "postpaid", "credit_limit": "1000.000000000001", "note": "contract"}
+    assert (await desk.ann.call("PUT", path, json=more)).status_code == 202
+    assert (await desk.bob.call("PUT", path, json=more | {"note": "by Bob"})).status_code == 200
