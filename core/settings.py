@@ -182,9 +182,7 @@ class Retention(_Group):
 class Books(_Group):
     """Rules of the ledger."""
 
-    adjust_alone_max: int = Field(
-        1000, ge=0
-    )  # units of the currency by one operator for one tenant in 24 h; above: two
+    adjust_alone_max: int = Field(1000, ge=0)  # units of the currency by one person for one tenant in 24 h; above: two
     close_grace_hours: int = Field(48, ge=0)  # after its end a month stays open at least so long
 
 
