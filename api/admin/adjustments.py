@@ -31,7 +31,7 @@ from api.idempotency import REPLAYED_YES
 from api.money import ENTRIES_DEFAULT, From, Offset, PageSize, StatementOut, Until, statement_of
 from api.permissions import ADJUSTMENT, ADMIN, TENANT
 from api.schemas import problems
-from billing import adjustments
+from billing import adjustments, terms
 from billing.adjustment_kinds import Adjustment
 from core.ids import IdKind, format_id
 from core.pagination import page_of
@@ -55,8 +55,9 @@ async def _done(work: Work, done: Adjustment, response: Response | None = None) 
         response.headers.update(REPLAYED_YES)
     if response is not None and done.state == "pending":
         response.status_code = 202
-    if done.state == "posted" and done.new_terms is not None:
-        await tenants.set_billing_mode(work.session, done.tenant_id, BillingMode(done.new_terms.mode.value))
+    if done.new_terms is not None:
+        (holds,) = await terms.history(work.session, done.tenant_id, 1)  # a repeat may come after newer ones
+        await tenants.set_billing_mode(work.session, done.tenant_id, BillingMode(holds.mode.value))
     await follow(work, done)
     return answer
 

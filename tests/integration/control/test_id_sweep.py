@@ -18,9 +18,9 @@ from core.clock import SystemClock
 from core.ids import IdKind, format_id, new_uuid, parse_id
 from core.money import Currency
 from core.tiers import Tier
-from tenants.types import Role
+from tenants.types import OperatorRole, Role
 from tests.factories import billing as make
-from tests.factories.people import member
+from tests.factories.people import member, operator_person
 from tests.factories.tenants import Customer, customer
 from tests.integration.control.conftest import Client
 
@@ -86,10 +86,10 @@ async def _money(admin: Client, sessions: db.Sessions, tenant: str) -> Ids:
     """Make what a tenant's books have, by the routes of operators."""
     async with db.transaction(sessions) as session:
         await ledger.open_tenant(session, parse_id(IdKind.TENANT, tenant), Currency.USD)
-    base, key = TENANT.format(tenant_id=tenant), {"idempotency-key": "made"}
-    paid = await admin.post(f"{base}/credits", {"amount": "5"}, headers=key)
+    base = TENANT.format(tenant_id=tenant)
+    paid = await admin.post(f"{base}/credits", {"amount": "5"}, headers={"idempotency-key": "paid"})
     grant = {"amount": "5000", "source": "promo", "note": "n"}
-    given = await admin.post(f"{base}/grants", grant, headers=key)
+    given = await admin.post(f"{base}/grants", grant, headers={"idempotency-key": "given"})
     assert (paid.status_code, given.status_code) == (201, 202), (paid.text, given.text)
     return {
         "transaction_id": paid.json()["transaction_id"],
@@ -158,9 +158,10 @@ async def test_an_owner_reaches_nothing_of_others(worlds: tuple[Client, Ids, Ids
 
 
 async def test_an_operator_reaches_a_thing_only_through_its_own_tenant(
-    worlds: tuple[Client, Ids, Ids], admin: Client, sessions: db.Sessions
+    worlds: tuple[Client, Ids, Ids], anonymous: Client, sessions: db.Sessions
 ) -> None:
     _, mine, theirs = worlds
+    admin = anonymous.visited_by(await operator_person(sessions, OperatorRole.ADMIN))
     for ids in (mine, theirs):
         ids.update(await _money(admin, sessions, ids["tenant_id"]))
     assert await _sweep(admin, TENANT, mine, theirs) >= 15
