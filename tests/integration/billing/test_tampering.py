@@ -58,6 +58,7 @@ ANOTHER = {  # by type of the column: another value, of one that is set and of o
     "bytea": ("set_byte({0}, 0, get_byte({0}, 0) # 1)", "sha256('x')"),
     "uuid[]": ("array_append({0}, gen_random_uuid())", "ARRAY[gen_random_uuid()]"),
     "text[]": ("array_append({0}, 'x')", "ARRAY['input']"),
+    "jsonb": ("{0} || jsonb_build_object('x', 1)", "jsonb_build_object('x', 1)"),
     "smallint[]": ("array_remove({0}, {0}[1])", "ARRAY[0]::smallint[]"),
 }
 
