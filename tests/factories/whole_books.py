@@ -45,9 +45,11 @@ async def write(sessions: Sessions) -> None:
         asked = credit.asked(OCTOBER, "second", note="", alone_max_pico=0)
         waits = await adjustments.top_up(session, tenants[0], parse_pico("3"), asked)
         await adjustments.approve(session, tenants[0], waits.id, by=credit.OTHER, now=OCTOBER)
-        for limit in ("6", "5"):
-            new = NewTerms(BillingMode.POSTPAID, parse_pico(limit))
-            await adjustments.change_terms(session, tenants[1], new, credit.asked(OCTOBER))
+        for tenant_id in tenants:
+            new, asked = NewTerms(BillingMode.POSTPAID, parse_pico("9")), credit.asked(OCTOBER, alone_max_pico=0)
+            more = await adjustments.change_terms(session, tenant_id, new, asked)
+            assert more is not None
+            await adjustments.decline(session, tenant_id, more.id, by=credit.OTHER, now=OCTOBER)
     for tenant_id in tenants:
         await posting.post([event for at in SEPTEMBER for event in _usage(tenant_id, prices, at)[:-1]])
         await _given(sessions, tenant_id)

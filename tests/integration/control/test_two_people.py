@@ -10,6 +10,7 @@ import pytest
 from api import guard
 from api.guard import COOKIE, CSRF_HEADER
 from api.services import Services
+from billing import verify
 from core import db, mail
 from core.mail import Letter
 from tenants import sessions, vouching
@@ -249,6 +250,8 @@ async def test_top_ups_grants_and_what_may_be_owed_have_one_limit(desk: Desk) ->
     assert await desk.decide(desk.bob, {"id": waiting}) == "posted"
     terms = (await desk.ann.get(f"{desk.tenant}/billing-terms")).json()["items"]
     assert [one["credit_limit"] for one in terms[:2]] == ["200.000000000001", "200.000000000000"]
+    async with db.transaction(desk.services.sessions) as session:
+        assert await verify.verify(session) is None
 
 
 async def test_a_tenant_is_not_opened_with_a_limit_above_it(desk: Desk) -> None:

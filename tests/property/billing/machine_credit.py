@@ -9,6 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import adjustments, lots, periods, seals, terms
+from billing.adjustment_kinds import Adjustment
 from billing.credits import top_up
 from billing.lots import Grant, LotSource
 from billing.types import BillingMode
@@ -72,7 +73,7 @@ class CreditRules(BooksBase):
         )
         asked = credit.asked(self.clock.now(), by=OPERATORS[by], alone_max_pico=ALONE_MAX)
 
-        async def work() -> adjustments.Adjustment:
+        async def work() -> Adjustment:
             async with db.transaction(self.books.sessions) as session:
                 done = await adjustments.give(session, self.tenants[who], grant, asked)
                 assert (await adjustments.give(session, self.tenants[who], grant, asked)).replayed
