@@ -37,7 +37,7 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
                 wait_s -= spent(noted[name])
     else:
         most = wait_s = patience(header, most)
-    job.patience_until = job.started + most
+    job.patience_until, job.place_until = job.started + most, job.started + wait_s
     input_tokens, output_tokens = estimate.prompt_tokens(call, model), estimate.output_tokens(call, model)
     grant = await gateway.admission.acquire(
         job.id,
@@ -59,6 +59,21 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
         else:  # decided without Valkey
             job.limits = gateway.seen_limits.headers(offer.principal, job.started)
     return grant
+
+
+async def admit_again(gateway: Gateway, job: Job) -> None:
+    """Wait for another place, as a higher tier needs this one: with its age, for what is left of its time.
+
+    Raises:
+        PlatformError: PREEMPTED when there was none.
+    """
+    tier = job.offer.tier.label
+    gateway.metrics.preempted(tier, job.grant.asked_for)
+    try:
+        job.grant = await gateway.admission.wait_again(job.grant, job.place_until - gateway.clock.monotonic())
+    except PlatformError:
+        gateway.metrics.preempted(tier, None)
+        raise
 
 
 def refuse_unrecorded(gateway: Gateway, tier: Tier) -> None:

@@ -63,10 +63,14 @@ class Job:
         "limits",
         "offer",
         "patience_until",
+        "place_until",
         "principal",
         "public_id",
         "relay",
         "started",
+        "wasted_calls",
+        "wasted_us",
+        "yields",
     )
 
     call: Call
@@ -78,6 +82,10 @@ class Job:
         self.public_id = _PREFIX + request_id.hex
         self.started = started
         self.patience_until = started
+        self.place_until = started  # how long it waits for a place, monotonic
+        self.yields = False  # a higher tier needs its place, and nothing of it runs any more
+        self.wasted_calls = 0  # to engines, ended for a higher tier
+        self.wasted_us = 0  # how long those ran
         self.admitted_at_us = 0
         self.claim: Claim | None = None  # on its idempotency key, when it has one
         self.grant: Any = None  # what admission gave, until it is given back

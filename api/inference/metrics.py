@@ -49,6 +49,9 @@ class Metrics:
         self.refusals: dict[str, int] = {}  # error code
         self.spool_refusals = [0] * len(Tier)  # by tier: work whose usage could not have been kept
         self.outcomes: dict[str, int] = {}
+        self.preemptions: dict[
+            tuple[str, str], int
+        ] = {}  # tier of the victim, for whom; "ended": it found no other place
         self.duration = Histogram(LATENCY_BUCKETS_S)
         self.ttft = Histogram(LATENCY_BUCKETS_S)
         self.gap = Histogram(GAP_BUCKETS_S)
@@ -114,6 +117,11 @@ class Metrics:
         self.config_delay.observe(delay_s)
         self.config_delay_max_s = max(self.config_delay_max_s, delay_s)
 
+    def preempted(self, tier: str, by: Tier | None) -> None:
+        """A request gave its place to tier `by`; None: it had found no other when its time was over."""
+        key = tier, by.label if by is not None else "ended"
+        self.preemptions[key] = self.preemptions.get(key, 0) + 1
+
     def _tokens(self) -> dict[str, int]:
         return {"input": self.input_tokens, "input_cached": self.cached_tokens, "output": self.output_tokens}
 
@@ -123,6 +131,11 @@ class Metrics:
         lines.extend(
             f'tidegate_gateway_requests_total{{endpoint="{endpoint}",status="{status}"}} {count}'
             for (endpoint, status), count in sorted(self.requests.items())
+        )
+        lines.append("# TYPE tidegate_gateway_preemptions_total counter")
+        lines.extend(
+            f'tidegate_gateway_preemptions_total{{tier="{tier}",reason="{reason}"}} {count}'
+            for (tier, reason), count in sorted(self.preemptions.items())
         )
         for name, label, values in (
             ("refusals_total", "code", self.refusals),

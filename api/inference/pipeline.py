@@ -7,7 +7,7 @@ import asyncio
 
 from api.inference import errors, settle
 from api.inference.access import authenticate, resolve
-from api.inference.admit import admit
+from api.inference.admit import admit, admit_again
 from api.inference.claim import claim
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Job, Request
@@ -43,14 +43,11 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
             client = await claim(gateway, job, request, client, key)
         # 4. admit: every limit and the money hold, all or nothing; may wait in the queue.
         job.grant = await admit(gateway, job, request)
-        # 5. route: a replica that answers, waking one if all sleep.
-        target = route(gateway, job) or await wake(gateway, job)
-        if gateway.directory.principals.get(request.digest) is not principal:  # its rights changed while it waited
-            authenticate(gateway.directory, request.digest, clock.now_us(), request.client_ip)
-        # 6. stream: from the engine to the client by direct calls; on another replica when no byte came.
-        await stream(gateway, job, target, client)
-        if job.relay is not None and job.relay.retryable:
-            await _once_more(gateway, job, target, client)
+        # 5. and 6.: again when a higher tier needed its place before a byte of the answer had come.
+        await _answer(gateway, job, request, client)
+        while job.yields:
+            await admit_again(gateway, job)
+            await _answer(gateway, job, request, client)
     except PlatformError as refusal:
         error = refusal
     except asyncio.CancelledError:
@@ -68,6 +65,17 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
     finally:
         if job.grant is not None:
             gateway.admission.release(job.grant, None)
+
+
+async def _answer(gateway: Gateway, job: Job, request: Request, client: Client) -> None:
+    # 5. route: a replica that answers, waking one if all sleep.
+    target = route(gateway, job) or await wake(gateway, job)
+    if gateway.directory.principals.get(request.digest) is not job.principal:  # its rights changed while it waited
+        authenticate(gateway.directory, request.digest, gateway.clock.now_us(), request.client_ip)
+    # 6. stream: from the engine to the client by direct calls; on another replica when no byte came.
+    await stream(gateway, job, target, client)
+    if job.relay is not None and job.relay.retryable:
+        await _once_more(gateway, job, target, client)
 
 
 async def _once_more(gateway: Gateway, job: Job, failed: Target, client: Client) -> None:

@@ -32,6 +32,10 @@ class Grant(Protocol):
         """The soft and dark limits that it passed; empty almost always."""
         ...
 
+    preempted: int  # how often its place went to a higher tier
+    asked_for: Tier | None  # a request of that tier needs its place
+    on_asked: Callable[[], bool] | None  # told so; True: the place will be given
+
 
 class Admission(Protocol):
     """The one atomic script over all demands."""
@@ -72,6 +76,10 @@ class Admission(Protocol):
 
         `cached_tokens` are part of the input.
         """
+        ...
+
+    def wait_again(self, grant: Any, wait_s: float) -> Awaitable[Any]:
+        """Give the place that was asked for, and wait for another; PREEMPTED when there is none in time."""
         ...
 
 

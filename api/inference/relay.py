@@ -36,6 +36,7 @@ class Relay:
         "failure",
         "first_at",
         "monotonic",
+        "preempted",
         "principal",
         "retry_after",
         "revoked_by",
@@ -54,6 +55,7 @@ class Relay:
         self.cut: PlatformError | None = None  # why we ended it ourselves
         self.principal: Principal | None = None  # whose answer it is
         self.revoked_by: PlatformError | None = None
+        self.preempted = False  # ended to give its place to a higher tier
         self.body: list[bytes] = []
         self.size = 0
         self.first_at = 0.0
@@ -104,6 +106,19 @@ class Relay:
         self.revoked_by = self.cut = error
         self.break_off(Failure.LOST)
 
+    @property
+    def begun(self) -> bool:
+        """Whether the caller has had a part of the answer, or is about to get the whole."""
+        return bool(self.status)
+
+    def give_place(self) -> bool:
+        """Called when a higher tier needs the place: end the engine's call, unless the answer has begun."""
+        if self.begun or self.done.done():
+            return False
+        self.preempted = True
+        self.break_off(Failure.LOST)
+        return True
+
     def abort(self) -> None:
         if self.call is not None:
             self.call.abort()
@@ -122,7 +137,7 @@ class Relay:
     @property
     def retryable(self) -> bool:
         """Another replica may be asked: this one never answered a byte."""
-        return self.failure is not None and not self.status and self.cut is None
+        return self.failure is not None and not self.status and self.cut is None and not self.preempted
 
 
 class StreamRelay(Relay):
@@ -148,6 +163,10 @@ class StreamRelay(Relay):
     def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
         super().on_head(status, content_type, retry_after)
         self.relaying = status == 200 and content_type.lower().startswith(b"text/event-stream")
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.last_at) or self.status not in {0, 200}
 
     @property
     def size_max(self) -> int:

@@ -25,6 +25,7 @@ LATE_REFUSED_S = 1.0  # then some work is let in to see whether the disk is quic
 CLIENT_LEFT = PlatformError("CLIENT_LEFT", ErrorKind.INVALID, "The client closed the connection.")
 CLIENT_LEFT_STATUS = 499  # only ever in logs and events: nobody is there to read it
 COMPLETED, UPSTREAM_ERROR, ENGINE = Outcome.COMPLETED, Outcome.UPSTREAM_ERROR, CountSource.ENGINE  # looked up once
+NOT_BILLED = {"UPSTREAM_TIMEOUT": Outcome.TIMEOUT, "PREEMPTED": Outcome.PREEMPTED}
 
 _log = structlog.get_logger("gateway")
 
@@ -106,7 +107,7 @@ def make_bill(job: Job, relay: Relay, error: PlatformError | None) -> Bill | Non
     if error is CLIENT_LEFT or relay.revoked_by is not None:
         outcome = Outcome.CLIENT_ABORT
     elif error is not None:
-        return Bill(Outcome.TIMEOUT if error.code == "UPSTREAM_TIMEOUT" else UPSTREAM_ERROR)
+        return Bill(NOT_BILLED.get(error.code, UPSTREAM_ERROR))
     if events is not None:
         upstream_id, report = events.upstream_id, events.report
     else:

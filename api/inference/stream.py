@@ -7,6 +7,7 @@ from api.inference.job import Client, Job
 from api.inference.relay import Relay, StreamRelay
 from api.inference.sse import EventFilter
 from catalog.types import EngineKind
+from core.tiers import Tier
 from engine.client import Target
 
 PATHS = {
@@ -25,7 +26,10 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
     Raises:
         CancelledError: the client left; the engine's connection is closed by then.
     """
-    call, offer = job.call, job.offer
+    call, offer, grant = job.call, job.offer, job.grant
+    job.yields = grant.asked_for is not None  # while it was being routed
+    if job.yields:
+        return
     if call.endpoint == "tokenize" and offer.model.engine is EngineKind.LLAMA_CPP:
         job.relay = await tokenize_llama(gateway, job, target)
         return
@@ -45,6 +49,7 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
     job.relay = relay
     relay.principal = offer.principal
     gateway.retries.earn()
+    sent_at = gateway.clock.monotonic()
     relay.deadline = gateway.now + gateway.settings.request_timeout_s
     gateway.relays.add(relay)
     credentials = gateway.directory.credentials
@@ -57,6 +62,8 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
         request_id=job.public_id,
         credential=credentials.get(offer.model.deployment_id, "") if credentials else "",
     )
+    if offer.tier is not Tier.STANDARD or not call.stream:
+        grant.on_asked = relay.give_place
     if call.stream:  # a buffered answer is kept here, however slowly the client reads
         client.attach(relay.call)
     try:
@@ -65,9 +72,14 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
         relay.abort()
         raise
     finally:
+        grant.on_asked = None
         gateway.relays.discard(relay)
         if call.stream:
             client.attach(None)
+    if relay.preempted:
+        job.yields = True
+        job.wasted_calls += 1
+        job.wasted_us += int((gateway.clock.monotonic() - sent_at) * 1_000_000)
 
 
 def fields(job: Job) -> bytes:

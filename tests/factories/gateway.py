@@ -47,6 +47,9 @@ class FakeGrant(msgspec.Struct):
     reply: list[int]
     queue_us: int = 0
     over: tuple[Demand, ...] = ()
+    preempted: int = 0
+    asked_for: Tier | None = None
+    on_asked: Callable[[], bool] | None = None
 
 
 class FakeAdmission:
@@ -103,6 +106,11 @@ class FakeAdmission:
         self.used.setdefault(grant.request_id, (input_tokens, output_tokens))
         self.cached.setdefault(grant.request_id, cached_tokens)
         self.held.pop(grant.request_id, None)
+
+    async def wait_again(self, grant: FakeGrant, wait_s: float) -> FakeGrant:
+        """Another place is there at once."""
+        grant.preempted, grant.asked_for = grant.preempted + 1, None
+        return grant
 
 
 def reply_of(prepared: Prepared, *, taken: int = 1) -> list[int]:
