@@ -115,11 +115,11 @@ class Posting:
                 for event in events
             ]
             events = await idempotency.bill_once(session, events, objections)
-            names: dict[tuple[UUID, int], str] = {}  # a transaction per tenant and month of admission
+            names: dict[tuple[UUID, int, int], str] = {}  # a transaction per tenant, day and month of admission
             lines = "".join(
                 assess.copy_line(
                     event,
-                    _name(names, event.tenant_id, assess.month_number(event.admitted_at_us)),
+                    _name(names, event),
                     assess.min_charge(event, self._prices.get(event.price_version_id)),
                 )
                 for event, objected in zip(events, objections, strict=True)
@@ -190,8 +190,17 @@ async def post_incoming(session: AsyncSession, profiles: Mapping[UUID, Row[Any]]
         )
         if overrun:
             overruns.append((tenant_id, overrun))
-        currency, began = Currency(profile.currency), rows[0].minute
-        transactions.append(Transaction(tx_id, tenant_id, "usage", currency, transfers, effective_at=began))
+        transactions.append(
+            Transaction(
+                tx_id,
+                tenant_id,
+                "usage",
+                Currency(profile.currency),
+                transfers,
+                effective_at=rows[0].minute,
+                usage_sha256=bytes(rows[0].usage_sha256),
+            )
+        )
     await ledger.post(session, transactions)
     return sum(row.events for row in inserted), overruns
 
@@ -209,10 +218,11 @@ async def _closed(session: AsyncSession, days: Sequence[int]) -> frozenset[int]:
     return frozenset(row.day.toordinal() for row in rows)
 
 
-def _name(names: dict[tuple[UUID, int], str], tenant_id: UUID, month: int) -> str:
-    found = names.get((tenant_id, month))
+def _name(names: dict[tuple[UUID, int, int], str], event: UsageEvent) -> str:
+    key = event.tenant_id, assess.day_number(event.id), assess.month_number(event.admitted_at_us)
+    found = names.get(key)
     if found is None:
-        found = names[tenant_id, month] = new_uuid().hex
+        found = names[key] = new_uuid().hex
     return found
 
 

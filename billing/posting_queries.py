@@ -17,6 +17,11 @@ EVENT_COLUMNS = (
     " input_cache_write, output, reasoning, amount_pico, min_charge_pico, admitted_at, ended_at,"
     " queue_us, ttft_us, upstream_id"
 )
+# The digest of an event: over all its columns in Postgres' binary format (of its wire protocol, so that it stays), cut
+# to 128 bits. What these columns are never changes: a later one that allows null is added behind them where it is set.
+DIGEST = f"substr(sha256(record_send(ROW({EVENT_COLUMNS}, posted_at))), 1, 16)"
+# And of a transaction: over those of the events it posted, all of one day.
+TX_DIGEST = "sha256(string_agg(digest, ''::bytea ORDER BY id))"
 
 
 def _joined(values: Iterable[UUID | int | str]) -> str:
@@ -57,11 +62,12 @@ async def spendable(session: AsyncSession, tenant_ids: Iterable[UUID]) -> Sequen
 
 async def insert_transactions(session: AsyncSession, transactions: Sequence[Transaction]) -> None:
     statement = """
-        INSERT INTO ledger_tx (id, tenant_id, kind, effective_at)
-        SELECT id, tenant_id, kind, coalesce(effective_at, clock_timestamp())
+        INSERT INTO ledger_tx (id, tenant_id, kind, effective_at, usage_sha256)
+        SELECT id, tenant_id, kind, coalesce(effective_at, clock_timestamp()), decode(sha256, 'hex')
         FROM unnest(CAST(string_to_array(:ids, ',') AS uuid[]), CAST(string_to_array(:tenants, ',') AS uuid[]),
-            string_to_array(:kinds, ','), CAST(string_to_array(:effective, ',', '') AS timestamptz[]))
-            AS t (id, tenant_id, kind, effective_at)
+            string_to_array(:kinds, ','), CAST(string_to_array(:effective, ',', '') AS timestamptz[]),
+            string_to_array(:sha256s, ',', ''))
+            AS t (id, tenant_id, kind, effective_at, sha256)
     """
     plain = [t for t in transactions if not _is_described(t)]
     if plain:
@@ -70,6 +76,7 @@ async def insert_transactions(session: AsyncSession, transactions: Sequence[Tran
             "tenants": _joined(t.tenant_id.hex for t in plain),
             "kinds": _joined(t.kind for t in plain),
             "effective": _joined(t.effective_at.isoformat() if t.effective_at else "" for t in plain),
+            "sha256s": _joined(t.usage_sha256.hex() if t.usage_sha256 else "" for t in plain),
         }
         await session.execute(text(statement), values)
     for t in filter(_is_described, transactions):
@@ -186,14 +193,16 @@ ROLL_UP = f"""
 """  # noqa: S608 - built of constants
 _INSERT_INCOMING = f"""
     WITH inserted AS (
-        INSERT INTO usage_event ({EVENT_COLUMNS}) SELECT {EVENT_COLUMNS} FROM incoming i
-        WHERE NOT EXISTS (SELECT FROM usage_quarantine q WHERE q.tenant_id = i.tenant_id AND q.id = i.id)
+        INSERT INTO usage_event ({EVENT_COLUMNS}, posted_at, digest) SELECT {EVENT_COLUMNS}, posted_at, {DIGEST}
+        FROM (SELECT *, statement_timestamp() AS posted_at FROM incoming i
+              WHERE NOT EXISTS (SELECT FROM usage_quarantine q WHERE q.tenant_id = i.tenant_id AND q.id = i.id)) i
         ON CONFLICT (tenant_id, id, day) DO NOTHING
         RETURNING *
-    ), rolled AS ({ROLL_UP.format(source="inserted")})
+    ), rolled AS ({ROLL_UP.format(source="inserted")}
+    ), digested AS (SELECT tx_id, {TX_DIGEST} AS usage_sha256 FROM inserted GROUP BY 1)
     SELECT tenant_id, tx_id, model_id, tier, date_trunc('minute', admitted_at, 'UTC') AS minute, count(*) AS events,
-           sum(amount_pico) AS amount, sum(min_charge_pico) AS min_charge
-    FROM inserted GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 5, 3, 4
+           sum(amount_pico) AS amount, sum(min_charge_pico) AS min_charge, usage_sha256
+    FROM inserted JOIN digested USING (tx_id) GROUP BY 1, 2, 3, 4, 5, 9 ORDER BY 1, 5, 3, 4
 """  # noqa: S608 - built of constants
 
 
@@ -202,6 +211,6 @@ async def insert_incoming(session: AsyncSession) -> Sequence[Row[Any]]:
 
     Returns:
         per tenant, transaction id, model, tier and minute of admission, in the order in which they are charged: how
-        many were new, their amount, and what of it is minimum charges.
+        many were new, their amount, what of it is minimum charges, and the digest of all of the transaction's.
     """
     return (await session.execute(text(_INSERT_INCOMING))).all()

@@ -100,7 +100,7 @@ RECORDS = {
 
 _READ: dict[str, Callable[[str], object]] = {"uuid": UUID, "date": date.fromisoformat}
 
-# All fields of a transaction and of its transfers, in one row of text.
+# All fields of a transaction and of its transfers, in one row of text. What came later stands behind, where it is set.
 _FACTS = """
     SELECT x.id, json_build_array(
         x.id, x.tenant_id, x.kind, x.idempotency_key, encode(x.body_sha256, 'hex'), x.actor, x.note, x.reverses_tx,
@@ -109,7 +109,8 @@ _FACTS = """
         (SELECT json_agg(json_build_array(t.seq, t.debit_account, d.code, d.tenant_id, t.credit_account, c.code,
                                           c.tenant_id, t.currency, t.amount::text) ORDER BY t.seq)
          FROM ledger_transfer t JOIN ledger_account d ON d.id = t.debit_account
-         JOIN ledger_account c ON c.id = t.credit_account WHERE t.tx_id = x.id))::text AS facts
+         JOIN ledger_account c ON c.id = t.credit_account WHERE t.tx_id = x.id))::text
+        || coalesce(' ' || encode(x.usage_sha256, 'hex'), '') AS facts
     FROM ledger_tx x
 """
 

@@ -118,6 +118,7 @@ class LedgerTxRow(Base):
     actor: Mapped[str] = mapped_column(Text, server_default="")
     note: Mapped[str] = mapped_column(Text, server_default="")
     booked_at: Mapped[datetime] = mapped_column(Instant, server_default=NOW)
+    usage_sha256: Mapped[bytes | None] = mapped_column(LargeBinary)
 
 
 class LedgerTransferRow(Base):
@@ -167,6 +168,7 @@ class UsageEventRow(Base):
     ttft_us: Mapped[int] = mapped_column(BigInteger)
     upstream_id: Mapped[str] = mapped_column(Text)
     posted_at: Mapped[datetime] = mapped_column(Instant)
+    digest: Mapped[bytes | None] = mapped_column(LargeBinary)
 
 
 class UsageRollupRow(Base):

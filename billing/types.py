@@ -201,3 +201,4 @@ class Transaction(msgspec.Struct, frozen=True):
     note: str = ""
     reverses_tx: UUID | None = None
     effective_at: datetime | None = None  # when it happened; None: now
+    usage_sha256: bytes | None = None  # of usage: over the digests of the events it posts

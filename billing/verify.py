@@ -124,11 +124,17 @@ async def _price_versions(session: AsyncSession) -> tuple[Finding | None, dict[U
 async def _rates(
     session: AsyncSession, prices: dict[UUID, VersionPrices], tell: Tell
 ) -> tuple[Finding | None, dict[date, list[date]]]:
-    """Rate every event again, day by day; also return per UTC day of admission the days whose events were admitted."""
+    """Compare every event with its digest and rate it again, day by day.
+
+    Also return per UTC day of admission the days whose events were admitted.
+    """
     admitted: dict[date, list[date]] = {}
     days = await usage_day_queries.days(session)
     for number, day in enumerate(days, 1):
         tell(f"usage_event of {day}, day {number} of {len(days)}")
+        edited = await verify_usage_queries.first_edited(session, day)
+        if edited is not None:
+            return Finding("usage_event", edited.row, edited.problem), {}
         schedules: dict[tuple[UUID, UUID, Tier, UUID], PriceSchedule] = {}
         for offer in await verify_usage_queries.offers(session, day):
             if day not in admitted.setdefault(offer.admitted_on, []):

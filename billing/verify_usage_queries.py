@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.posting_queries import KEY, SUMS
+from billing.posting_queries import DIGEST, KEY, SUMS, TX_DIGEST
 from billing.types import PriceSchedule, PriceStep
 
 BIGINT_MAX = 2**63 - 1
@@ -111,6 +111,33 @@ async def first_misrated(
     return (await session.execute(text(_FIRST_MISRATED), values)).first()
 
 
+_FIRST_EDITED = f"""
+    WITH fresh AS (
+        SELECT tx_id, id, digest AS posted, {DIGEST} AS digest FROM usage_event WHERE day = :day
+    ), whole AS (
+        SELECT tx_id, min(id::text) FILTER (WHERE posted <> digest) AS edited,
+               min(id::text) FILTER (WHERE posted IS NULL) AS without, {TX_DIGEST} AS sha256
+        FROM fresh GROUP BY 1
+    )
+    SELECT coalesce(edited, without, tx_id::text) AS row,
+           CASE WHEN edited IS NOT NULL THEN 'it is not as it was posted'
+                WHEN without IS NOT NULL THEN 'it has no digest, its transaction has'
+                ELSE 'the usage events it has on ' || :day || ' are not those it posted' END AS problem
+    FROM whole LEFT JOIN ledger_tx x ON x.id = tx_id
+    WHERE edited IS NOT NULL OR (x.usage_sha256 IS NOT NULL AND (without IS NOT NULL OR x.usage_sha256 <> sha256))
+    ORDER BY 1 LIMIT 1
+"""  # noqa: S608 - built of constants
+
+
+async def first_edited(session: AsyncSession, day: date) -> Row[Any] | None:
+    """Return the first of the day's events that is not what was posted, in any of its columns.
+
+    Where an event came, went, or was changed together with its digest, it is their transaction. Events that were posted
+    before there were digests have none, nor have their transactions.
+    """
+    return (await session.execute(text(_FIRST_EDITED), {"day": day})).first()
+
+
 def _bands(s: PriceSchedule) -> list[tuple[int, int, PriceSchedule | PriceStep]]:
     """Return for each set of unit prices more than how many input tokens, and up to how many, it is for."""
     starts = [-1, *(step.above for step in s.steps)]
@@ -140,11 +167,12 @@ async def first_unmoved(session: AsyncSession) -> Row[Any] | None:
                ELSE 'its events come to ' || coalesce(e.amount, 0) || ' with ' || coalesce(e.min_charge, 0)
                     || ' of minimum charges, its transfers to ' || coalesce(m.amount, 0) || ' with '
                     || coalesce(m.min_charge, 0) END AS problem
-        FROM (SELECT id, tenant_id FROM ledger_tx WHERE kind = 'usage') x
+        FROM (SELECT id, tenant_id, usage_sha256 FROM ledger_tx WHERE kind = 'usage') x
         FULL JOIN event e ON e.tx_id = x.id AND e.tenant_id = x.tenant_id
         LEFT JOIN moved m ON m.tx_id = x.id
-        WHERE x.id IS NULL OR (coalesce(e.amount, 0), coalesce(e.min_charge, 0))
-                              <> (coalesce(m.amount, 0), coalesce(m.min_charge, 0))
+        WHERE x.id IS NULL OR (e.tx_id IS NULL AND x.usage_sha256 IS NOT NULL)
+              OR (coalesce(e.amount, 0), coalesce(e.min_charge, 0))
+                 <> (coalesce(m.amount, 0), coalesce(m.min_charge, 0))
         ORDER BY 2, 1 LIMIT 1
     """
     return (await session.execute(text(statement))).first()

@@ -63,17 +63,12 @@ ANOTHER = {  # by type of the column: another value, of one that is set and of o
 }
 
 
-# No figure hangs on these, and nothing has them twice: how a call went beside its tokens, when a seal was made, and the
-# place in the queue of what is in quarantine.
+# Nothing hangs on these, and nothing has them twice: when a seal was made, and the place in the queue of what is in
+# quarantine.
 UNJUDGED = {
-    "usage_event": {
-        *("version_id", "deployment_id", "count_source", "stream", "http_status", "queue_us", "ttft_us"),
-        *("upstream_id", "ended_at", "posted_at"),
-    },
     "ledger_seal": {"sealed_at"},
     "usage_quarantine": {"seq"},
 }
-WITHIN_A_MINUTE = {("usage_event", "admitted_at")}  # what is judged is its minute
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -126,8 +121,6 @@ def edits(owner: psycopg.Connection, table: str) -> Iterator[Change]:
         if column in UNJUDGED.get(table, ()):
             continue
         of_set, of_null = ANOTHER[kind]
-        if (table, column) in WITHIN_A_MINUTE:
-            of_set = "{0} + interval '1 minute'"
         for row in some:
             for value, when in ((of_set.format(column), "IS NOT NULL"), (of_null, "IS NULL"), ("NULL", "IS NOT NULL")):
                 if value != "NULL" or not required:

@@ -92,10 +92,15 @@ def places(tenant: UUID, other: UUID) -> dict[str, str]:
 
 
 async def test_every_altered_figure_is_found(world: World, database_settings: Database) -> None:
-    """As the owner, with all triggers off: one alteration at a time, each taken back."""
+    """As the owner, with all triggers off: one alteration at a time, each taken back.
+
+    The books are as they were before events had digests, which would find any change of an event first.
+    """
     where = places(*await books(world))
-    assert await find(world) is None
     with owner_of(database_settings) as owner:
+        owner.execute("UPDATE usage_event SET digest = NULL")
+        owner.execute("UPDATE ledger_tx SET usage_sha256 = NULL")
+        assert await find(world) is None
         owner.execute("ALTER TABLE ledger_transfer DROP CONSTRAINT ledger_transfer_amount_check")
         owner.execute("ALTER TABLE ledger_balance DROP CONSTRAINT ledger_balance_limit_check")
         for table in TABLES:
