@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0028_event_digests"
-down_revision = "0028_who_asks"
+down_revision = "0029_one_limit"
 branch_labels = None
 depends_on = None
 
