@@ -194,7 +194,7 @@ _CHECKS = {
     """,
     # How a tenant pays is what its newest terms say; terms have numbers without gaps, and each differs from the last.
     "billing_profile and credit_terms": """
-        SELECT coalesce(p.tenant_id, t.tenant_id)::text AS row,
+        SELECT concat_ws(' ', coalesce(p.tenant_id, t.tenant_id), p.unbilled_account) AS row,
                'it pays in another way, or has another limit, than its terms say' AS problem
         FROM billing_profile p
         FULL JOIN (SELECT DISTINCT ON (tenant_id) * FROM credit_terms ORDER BY tenant_id, number DESC) t
