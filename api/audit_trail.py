@@ -26,6 +26,7 @@ _TARGETS = {
     "api_key.revoke_matching": _TENANT,
     "credit.top_up": IdKind.TRANSACTION,
     "credit.give": IdKind.ADJUSTMENT,
+    "entitlement.revert": IdKind.ENTITLEMENT_CHANGE,
     "limit.revert": IdKind.LIMIT_CHANGE,
     "member.follow_provider": _PERSON,
     "member.leave": _PERSON,

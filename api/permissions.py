@@ -152,6 +152,17 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("DELETE", f"{PLAN}/limits/{{limit_id}}"): _operator(Op.LIMIT_WRITE, "limit.remove"),
         ("GET", f"{PLAN}/limit-changes"): _operator(Op.LIMIT_READ),
         ("POST", f"{PLAN}/limit-changes/{{limit_change_id}}/revert"): _operator(Op.LIMIT_WRITE, "limit.revert"),
+        **{
+            (method, f"{owner}/{path}"): _operator(Op.LIMIT_WRITE if action else Op.LIMIT_READ, action)
+            for owner in (TENANT, PLAN)
+            for method, path, action in (
+                ("GET", "entitlements", ""),
+                ("PUT", "entitlements", "entitlement.set"),
+                ("DELETE", "entitlements/{entitlement_id}", "entitlement.remove"),
+                ("GET", "entitlement-changes", ""),
+                ("POST", "entitlement-changes/{entitlement_change_id}/revert", "entitlement.revert"),
+            )
+        },
         ("GET", f"{ADMIN}/limit-requests"): _operator(Op.LIMIT_READ),
         ("GET", LIMIT_REQUEST): _operator(Op.LIMIT_READ),
         ("POST", f"{LIMIT_REQUEST}/approve"): _operator(Op.LIMIT_WRITE, "limit_request.approve"),

@@ -123,6 +123,11 @@ async def retire(session: AsyncSession, deployment_id: UUID, *, now: datetime) -
     await record_config_change(session, "catalog", None)
 
 
+async def caps_of(session: AsyncSession, model: str) -> list[tuple[str, int]]:
+    """Return name and `inflight_max` of each live deployment of a model, by its own name."""
+    return [(row.name, row.inflight_max) for row in await queries.deployments_of(session, model)]
+
+
 async def get(session: AsyncSession, deployment_id: UUID) -> Deployment:
     """Return one; kind not_found when there is none."""
     found = await queries.deployment_by_id(session, deployment_id)

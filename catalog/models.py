@@ -190,6 +190,14 @@ async def own_name(session: AsyncSession, name: str) -> str:
     return found.name
 
 
+async def name_of(session: AsyncSession, model_id: UUID) -> str:
+    """Return a model's own name."""
+    row = await queries.model_by_id(session, model_id)
+    if row is None:
+        raise _missing(IdKind.MODEL, model_id)
+    return row.name
+
+
 async def _model(session: AsyncSession, model_id: UUID) -> ModelRow:
     """Return the model, locked: whoever adds to it does so one at a time."""
     row = await queries.model_by_id(session, model_id, lock=True)

@@ -101,6 +101,19 @@ async def deployments(session: AsyncSession) -> list[Row[DeploymentRow, DesiredR
     return list((await session.execute(statement)).all())
 
 
+async def deployments_of(session: AsyncSession, model: str) -> list[DeploymentRow]:
+    """Return the live deployments of all versions of a model of this own name."""
+    query = (
+        select(DeploymentRow)
+        .join(ModelVersionRow, ModelVersionRow.id == DeploymentRow.version_id)
+        .join(ModelRow, ModelRow.id == ModelVersionRow.model_id)
+        .where(ModelRow.name == model, DeploymentRow.retired_at.is_(None))
+        .order_by(DeploymentRow.created_at, DeploymentRow.id)
+        .limit(PAGE_MAX)
+    )
+    return list(await session.scalars(query))
+
+
 async def deployment_by_id(
     session: AsyncSession, deployment_id: UUID, *, lock: bool = False
 ) -> Row[DeploymentRow, DesiredRow, ModelVersionRow] | None:

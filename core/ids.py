@@ -20,6 +20,8 @@ class IdKind(StrEnum):
     LIMIT = "lim"
     LIMIT_CHANGE = "lch"
     LIMIT_REQUEST = "lrq"
+    ENTITLEMENT = "ent"
+    ENTITLEMENT_CHANGE = "ech"
     API_KEY = "key"
     OPERATOR = "opr"
     PERSON = "per"

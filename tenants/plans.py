@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from core.db import record_config_change
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, new_uuid
-from tenants import limit_queries, limits
+from tenants import entitlements, limit_queries, limits
 from tenants.errors import not_found
 from tenants.limit_tables import PlanRow
 from tenants.limits import Why
@@ -83,7 +83,7 @@ async def set_price_book(session: AsyncSession, plan_id: UUID, price_book_id: UU
 
 
 async def delete(session: AsyncSession, plan_id: UUID, why: Why) -> None:
-    """Take a plan away with its limits; the history of its limits stays.
+    """Take a plan away with its limits and weights; the history of both stays.
 
     Raises:
         PlatformError: conflict while a tenant is on it, and for the plan that new tenants get.
@@ -97,6 +97,7 @@ async def delete(session: AsyncSession, plan_id: UUID, why: Why) -> None:
         raise PlatformError("PLAN_IN_USE", ErrorKind.CONFLICT, message, fields={"tenants": found})
     for rule in await limits.list_at(session, plan_id=plan_id):
         await limits.remove(session, rule, why)
+    await entitlements.remove_all_of_plan(session, plan_id, why)
     await session.delete(row)
     await session.flush()
 

@@ -8,19 +8,21 @@ from uuid import UUID
 import msgspec
 from fastapi import APIRouter
 from pydantic import Field, SecretStr, StringConstraints, field_validator
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from api.deps import CurrentAct, CurrentPaging, CurrentServices, DeploymentId, ReadSession, Session, changed
 from api.guard import GuardedRoute
 from api.permissions import ADMIN
 from api.schemas import Input, Output, problems
 from api.services import Services
-from catalog import deployments
+from catalog import deployments, models
 from catalog.types import Deployment, DeploymentChange, DeploymentKind, EngineKind, NewDeployment
 from core import keyspace
 from core.ids import IdKind, format_id, parse_id
 from core.pagination import page_in_memory
 from core.resp import RespError, RespUnavailable
 from knative.types import DeploymentState
+from tenants import entitlements
 
 router = APIRouter(route_class=GuardedRoute, tags=["deployments"])
 
@@ -179,6 +181,13 @@ def _new(body: DeploymentIn) -> NewDeployment:
     )
 
 
+async def _check_promises(session: AsyncSession, deployment_id: UUID) -> None:
+    """What is guaranteed of the model fits in the deployment's cap, as it stands now in the transaction."""
+    found = await deployments.get(session, deployment_id)
+    model = await models.name_of(session, found.model_id)
+    await entitlements.check_deployment(session, model, found.name, found.inflight_max)
+
+
 @router.post(f"{ADMIN}/deployments", status_code=201, summary="Create a deployment", responses=problems(404, 409))
 async def create_deployment(
     body: DeploymentIn, session: Session, act: CurrentAct, services: CurrentServices
@@ -187,6 +196,7 @@ async def create_deployment(
     deployment_id = await deployments.create(
         session, _new(body), sealing_key=services.sealing_key, now=services.clock.now()
     )
+    await _check_promises(session, deployment_id)
     act.on(deployment_id, name=body.name, kind=body.kind.value)
     return _out(await deployments.get(session, deployment_id), None)
 
@@ -227,6 +237,8 @@ async def update_deployment(
         sealing_key=services.sealing_key,
         now=services.clock.now(),
     )
+    if body.inflight_max is not None:
+        await _check_promises(session, deployment_id)
     act.on(deployment_id, **changed(before, _out(after, None)))
     if credential is not None:
         act.on(deployment_id, credential_replaced=True)

@@ -16,6 +16,7 @@ from core.tiers import Tier
 from engine.usage import CHOICES_UNCOUNTED
 from tenants import credentials, quotas
 from tenants.api_keys import well_formed
+from tenants.entitlements import USUAL_WEIGHT
 from tenants.principals import UNREADABLE
 from tenants.types import Principal
 
@@ -160,7 +161,15 @@ def _resolve(directory: Directory, admission: Admission, principal: Principal, c
     demands = quotas.demands(principal, model, now)
     until_us = min(until_us, quotas.until_us(principal, now))
     payer = principal.tenant_id.hex if call.endpoint != "tokenize" else ""  # which costs nothing
-    prepared = admission.prepare(demands, model, payer, owner=principal.tenant_id.hex)
+    own_name = model.model_name or model.name
+    prepared = admission.prepare(
+        demands,
+        model,
+        payer,
+        owner=principal.tenant_id.hex,
+        weight=directory.entitlements.weight(principal.tenant_id, principal.plan_id, own_name) / USUAL_WEIGHT,
+        entitlements=directory.promised_of(own_name),
+    )
     fields = engine_fields(principal, model, tier, call.endpoint)
     facts = (
         *(principal.tenant_id, principal.project_id, principal.key_id),

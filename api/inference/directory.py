@@ -13,6 +13,8 @@ from api.inference.ports import Prices
 from billing.types import PriceSchedule
 from catalog.types import EngineKind, ServedModel
 from core.tiers import Tier
+from scheduler.types import NO_CAPABILITY, Entitlement
+from tenants.entitlements import EntitlementBook
 from tenants.types import Principal
 
 OFFERS_MAX = 50_000
@@ -43,6 +45,8 @@ class Directory:
         self.principals: dict[bytes, Principal] = {}
         self.models: Mapping[str, ServedModel] = {}
         self.prices: Prices | None = None
+        self.entitlements = EntitlementBook()
+        self.promised: dict[str, tuple[Entitlement, ...]] = {}  # by model: of all its tenants, as admission knows them
         self.credentials: dict[UUID, str] = {}  # deployment → upstream credential, opened
         self.revision = -1
         self.news = 0  # how often changes were begun to be applied
@@ -51,6 +55,25 @@ class Directory:
         self.loaded = False
         self.fresh_at = 0.0  # monotonic time of the last successful look at Postgres
         self.offers: dict[tuple[int, str, Tier | None, str], Offer] = {}  # by key id, as a number: quick to hash
+
+    def entitle(self, book: EntitlementBook) -> None:
+        """Take in what tenants are entitled to."""
+        self.entitlements, self.promised = book, {}
+
+    def promised_of(self, model: str) -> tuple[Entitlement, ...]:
+        """What tenants are promised of a model, by its own name."""
+        found = self.promised.get(model)
+        if found is None:
+            found = self.promised[model] = tuple(
+                Entitlement(
+                    tenant_id.hex,
+                    guarantee=figures.guarantee or 0,
+                    deserved=max(figures.guarantee or 0, figures.deserved or 0),
+                    capability=NO_CAPABILITY if figures.capability is None else figures.capability,
+                )
+                for tenant_id, figures in self.entitlements.promised(model)
+            )
+        return found
 
     def changed(self) -> None:
         """Forget what was derived."""

@@ -15,6 +15,7 @@ from core.money import Currency
 from core.tiers import Tier
 from knative.types import DeploymentState
 from scheduler import recount
+from scheduler.types import Entitlement
 
 
 class Grant(Protocol):
@@ -50,7 +51,16 @@ class Admission(Protocol):
         """What recounts by this replica found."""
         ...
 
-    def prepare(self, demands: tuple[Demand, ...], model: ServedModel, tenant: str, *, owner: str = "") -> Any: ...
+    def prepare(
+        self,
+        demands: tuple[Demand, ...],
+        model: ServedModel,
+        tenant: str,
+        *,
+        owner: str = "",
+        weight: float = 1.0,
+        entitlements: tuple[Entitlement, ...] = (),
+    ) -> Any: ...
 
     def acquire(
         self,

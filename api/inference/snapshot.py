@@ -25,12 +25,13 @@ from core.db import Sessions, transaction
 from core.errors import PlatformError
 from core.sealing import unseal
 from core.unreadable import log_unreadable
-from tenants import principals
+from tenants import entitlements, principals
 
 POLL_S = 0.25
 QUIET_S = 5.0  # a look that takes longer means the connection is dead
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 1.0
 SLICE = 500  # keys looked at before other work has its turn
+ENTITLING = frozenset({entitlements.CHANGED, "tenant"})  # nothing is kept free for a tenant that may not call
 END = ".end"  # kind of a change that also cuts what runs: ``tenant.end``
 
 _log = structlog.get_logger("gateway")
@@ -106,6 +107,7 @@ class Follower:
             await self._bearers.load()
         await self._load_catalog()
         await self._load_prices()
+        await self._load_entitlements()
         self._directory.principals = found
         self._directory.changed()
         self._directory.revision = revision
@@ -162,10 +164,7 @@ class Follower:
                 await self._patch("tenant", unread)
         if self._bearers is not None:
             await self._bearers.follow(touched)
-        if "catalog" in touched:
-            await self._load_catalog()
-        if "prices" in touched:
-            await self._load_prices()
+        await self._load_wholes(touched.keys())
         directory.changed()
         directory.revision = changes[-1][0]
         self._metrics.add("config_reloads_total")
@@ -173,6 +172,15 @@ class Follower:
             for entity in entities:
                 if kind.endswith(END) and entity is not None:
                     self._end(kind.removesuffix(END), entity)
+
+    async def _load_wholes(self, kinds: Collection[str]) -> None:
+        """Take in anew what is read as a whole."""
+        if "catalog" in kinds:
+            await self._load_catalog()
+        if "prices" in kinds:
+            await self._load_prices()
+        if not ENTITLING.isdisjoint(kinds):
+            await self._load_entitlements()
 
     async def _load_keys(self, keys: Mapping[str, Collection[UUID | None]]) -> None:
         """Take in what changed of keys, by kind of change."""
@@ -212,6 +220,10 @@ class Follower:
     async def _load_prices(self) -> None:
         async with transaction(self._sessions) as session:
             self._directory.prices = await price_book.load_table(session, self._clock.now(), self._report)
+
+    async def _load_entitlements(self) -> None:
+        async with transaction(self._sessions) as session:
+            self._directory.entitle(await entitlements.load(session, self._report))
 
     def _report(self, kind: str, row_id: UUID, error: Exception) -> None:
         self._metrics.add("config_unreadable_total")

@@ -31,7 +31,7 @@ from engine.client import UpstreamPool
 from engine.tls_client import TlsClient, UpstreamClient
 from knative.types import DeploymentState, Endpoint, ReplicaState
 from scheduler import recount
-from scheduler.types import Prepared
+from scheduler.types import Entitlement, Prepared
 from tenants.api_keys import digest, mint
 from tenants.types import Limit, LimitLevel, LimitMetric, Principal
 
@@ -69,8 +69,17 @@ class FakeAdmission:
         self.drift = recount.Figures()
         self.over: tuple[Demand, ...] = ()  # soft and dark limits that every request passes
 
-    def prepare(self, demands: tuple[Demand, ...], model: ServedModel, tenant: str, *, owner: str = "") -> Prepared:
-        return Prepared(demands, model, tenant, owner=owner)
+    def prepare(
+        self,
+        demands: tuple[Demand, ...],
+        model: ServedModel,
+        tenant: str,
+        *,
+        owner: str = "",
+        weight: float = 1.0,
+        entitlements: tuple[Entitlement, ...] = (),
+    ) -> Prepared:
+        return Prepared(demands, model, tenant, owner=owner, weight=weight, entitlements=entitlements)
 
     async def acquire(
         self,

@@ -14,13 +14,15 @@ from api.inference.metrics import Metrics
 from api.inference.request import parse
 from api.inference.snapshot import SLICE, Follower, change_limits
 from billing import price_book
+from catalog import models
 from core import db
 from core.clock import SystemClock
 from core.demand import Demand, DemandKind
 from core.ids import new_uuid
 from core.money import Currency
 from core.settings import Database
-from tenants import limits, plans, principals, tenants
+from scheduler.types import Entitlement
+from tenants import entitlements, limits, plans, principals, tenants
 from tenants.limit_merge import LimitBook
 from tenants.types import DEFAULT_PLAN_ID, Limit, LimitLevel, LimitMetric, LimitRule, LimitSlot
 from tests.factories import billing as make
@@ -163,3 +165,16 @@ async def test_other_work_has_its_turn_while_a_plans_keys_get_their_limits() -> 
     assert turns >= keys // SLICE
     assert {found.limits for found in directory.principals.values()} == {(Limit(LimitLevel.KEY, RPM, 5),)}
     assert len({id(found.limits) for found in directory.principals.values()}) == 1
+
+
+async def test_a_weight_and_a_promise_hold_in_every_replica_within_a_second(replicas: Replicas) -> None:
+    who, owner = replicas.seeded.customer, entitlements.Owner(replicas.seeded.customer.tenant.id)
+    assert {(offer.prepared.weight, offer.prepared.entitlements) for offer in replicas.offers()} == {(1.0, ())}
+    figures = entitlements.Figures(weight=250, deserved=3, capability=8)
+    async with db.transaction(replicas.sessions) as session:
+        name = await models.name_of(session, replicas.seeded.model_id)
+        await entitlements.put(session, owner, name, figures, why())
+    promised = Entitlement(who.tenant.id.hex, 0, 3, 8)
+    await until(lambda: all(offer.prepared.entitlements == (promised,) for offer in replicas.offers()), PROMISE_S)
+    assert {offer.prepared.weight for offer in replicas.offers()} == {2.5}
+    assert [cap.limit for cap in replicas.offers()[0].prepared.caps] == [8]

@@ -98,6 +98,13 @@ async def _money(admin: Client, sessions: db.Sessions, tenant: str) -> Ids:
     }
 
 
+async def _entitled(admin: Client, tenant: str) -> Ids:
+    base = TENANT.format(tenant_id=tenant)
+    put = await admin.call("PUT", f"{base}/entitlements", json={"weight": 5, "reason": "a test"})
+    changes = await admin.get(f"{base}/entitlement-changes")
+    return {"entitlement_id": put.json()["id"], "entitlement_change_id": changes.json()["items"][0]["id"]}
+
+
 async def _quarantined(sessions: db.Sessions, tenant: str) -> UUID:
     """Keep one event of the tenant from billing; returns its id."""
     schedule = PriceSchedule(new_uuid(), Currency.USD, Tier.STANDARD, 1, 1, 1, 1, 1)
@@ -163,6 +170,7 @@ async def test_an_operator_reaches_a_thing_only_through_its_own_tenant(
     _, mine, theirs = worlds
     admin = anonymous.visited_by(await operator_person(sessions, OperatorRole.ADMIN))
     for ids in (mine, theirs):
+        ids.update(await _entitled(admin, ids["tenant_id"]))
         ids.update(await _money(admin, sessions, ids["tenant_id"]))
     assert await _sweep(admin, TENANT, mine, theirs) >= 15
 
