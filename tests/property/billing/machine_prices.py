@@ -13,7 +13,7 @@ from billing.rerating import Run
 from billing.types import Meter
 from core import db
 from tests.factories import rerating as again
-from tests.property.billing.machine import MODELS, TIERS, listed, places, units
+from tests.property.billing.machine import MODELS, STEPPED, TIERS, listed, places, units
 from tests.property.billing.machine_usage import UsageRules
 from tests.property.billing.model_prices import METERS, Items
 from tests.property.billing.model_rerating import Rerating, Sums, Wanted
@@ -66,8 +66,8 @@ class PriceRules(UsageRules):
     @precondition(lambda self: len(self.versions) > 1 and any(account.posted for account in self.accounts))
     @rule(
         right=places,
-        since=st.sampled_from([-ALWAYS, -ALWAYS, 0, 60]),
-        until=st.sampled_from([ALWAYS, ALWAYS, 0, 60, 61]),
+        since=st.sampled_from([-ALWAYS, -ALWAYS, -5, 0]),
+        until=st.sampled_from([ALWAYS, ALWAYS, -5, -4, 60]),
         only=st.tuples(some, some),
         meters=st.one_of(st.just(frozenset[str]()), chosen_meters),
         charge_more=st.booleans(),
@@ -91,14 +91,15 @@ class PriceRules(UsageRules):
             right % len(self.versions), (since, until), only, frozenset(meters), charge_more=charge_more, done=done
         )
 
-    @precondition(lambda self: len(self.versions) > 1 and any(account.posted for account in self.accounts))
+    @precondition(lambda self: any(account.posted for account in self.accounts))
     @rule(right=places)
     def rerate_all(self, right: int) -> None:
-        """All usage of the example at one version."""
-        always = (-ALWAYS, ALWAYS)
-        self.do_rerate(
-            right % len(self.versions), always, (frozenset(), frozenset()), frozenset(), charge_more=True, done=True
-        )
+        """All usage of the example at one version, then at another one."""
+        if len(self.versions) == 1:
+            self.publish(dict.fromkeys(self.versions[0].offers, STEPPED), {})
+        for number in (right % len(self.versions), (right + 1) % len(self.versions)):
+            nothing: frozenset[int] = frozenset()
+            self.do_rerate(number, (-ALWAYS, ALWAYS), (nothing, nothing), frozenset(), charge_more=True, done=True)
 
     def do_rerate(
         self,

@@ -34,7 +34,8 @@ outcomes = st.sampled_from(
     [*["completed"] * 4, "client_abort", "client_abort", "upstream_error", "timeout", "preempted"]
 )
 offers = st.tuples(st.integers(0, 1), st.integers(0, 1))
-digests = st.sampled_from([None, None, None, 0, 1])
+digests = st.sampled_from([None, None, 0, 0, 1])
+apart = st.sampled_from([0, 0, 1439, 1440])  # minutes between two calls
 afters = st.sampled_from([-1, 0, 9, 10])  # minutes after a lot's expiry; from 10 on it is taken back
 agos = st.sampled_from([0, 0, 0, 1, 7, 1439, 1440, 3000])
 
@@ -83,17 +84,28 @@ class UsageRules(CreditRules):
         ago=agos,
         edge=st.tuples(places, st.sampled_from([None, 0, 0, 1])),
         digest=digests,
+        more=apart,
     )
     def use(
-        self, who: int, call: tuple[int, int], usage: Usage, outcome: str, *, ago: int, edge: Edge, digest: int | None
+        self,
+        who: int,
+        call: tuple[int, int],
+        usage: Usage,
+        outcome: str,
+        *,
+        ago: int,
+        edge: Edge,
+        digest: int | None,
+        more: int,
     ) -> None:
-        """Calls that some gateway served, now or a while ago, some right at a lot's expiry; posted at once."""
+        """Two like calls that some gateway served, now or a while ago, some at a lot's expiry; two batches or one."""
         lot, before = self.expiring(who, edge[0]), edge[1]
         if lot is not None and before is not None:
             ago = max(0, self.now - lot + before)
-        made = [self.event(who, call, usage, outcome, ago=ago, digest=digest) for _ in range(2)]
+        made = [self.event(who, call, usage, outcome, ago=one, digest=digest) for one in (ago + more, ago)]
         self.made += made
-        self.post(made)
+        for batch in [made] if ago else [made[:1], made[1:]]:
+            self.post(batch)
 
     @rule(
         whose=st.lists(tenants, min_size=1, max_size=5),
@@ -152,7 +164,7 @@ class UsageRules(CreditRules):
         """Any events made so far, in any order, again and again, in up to three batches.
 
         A poster that crashes has committed and told Valkey nothing; the next one gets the same batch. What it tells
-        may come late.
+        may come late, after what the next batch came to.
         """
         chosen = [*self.made[len(self.made) - newest :], *(self.made[pick % len(self.made)] for pick in picks)]
         cuts = sorted({0, len(chosen), *(split % len(chosen) for split in splits)})
@@ -169,7 +181,7 @@ class UsageRules(CreditRules):
             self.book_usage(who, [event for owner, _, event in batch if owner == who])
         settlements: list[Settlement] = [settlement for one in posted for settlement in one.settlements]
         self.late.append((settlements, batch))
-        if not late:
+        while self.late and not late:
             self.tell(len(self.late) - 1)
 
     def book_usage(self, who: int, batch: list[Event]) -> None:

@@ -13,7 +13,7 @@ ORDER = {"promo": 0, "goodwill": 1, "paid": 2}
 GRACE = 10  # minutes from which an expired lot's rest is taken back
 DAY = 1440
 FAR = 10**7  # what expires later than this has not expired when the test runs
-ALONE_MAX = 30_000  # pico that one person adjusts of a tenant in a day without another one
+ALONE_MAX = 15_000  # pico that one person adjusts of a tenant in a day without another one
 
 Move = tuple[str, str, int]  # debit, credit, amount
 

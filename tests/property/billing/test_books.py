@@ -77,7 +77,7 @@ async def prove(books: Books, folder: Path) -> None:
 
 
 def test_the_books_follow_the_model(database_settings: Database, valkey: Path, tmp_path: Path) -> None:
-    drive(database_settings, valkey, examples=8, steps=30, number=random.randrange(10**9), folder=tmp_path)
+    drive(database_settings, valkey, examples=6, steps=26, number=random.randrange(10**9), folder=tmp_path)
 
 
 @pytest.mark.soak
@@ -86,7 +86,7 @@ def test_the_books_follow_the_model(database_settings: Database, valkey: Path, t
 def test_the_books_follow_the_model_for_long(
     number: int, database_settings: Database, valkey: Path, tmp_path: Path
 ) -> None:
-    drive(database_settings, valkey, examples=150, steps=60, number=number, folder=tmp_path)
+    drive(database_settings, valkey, examples=60, steps=60, number=number, folder=tmp_path)
 
 
 def test_the_model_knows_prices() -> None:
