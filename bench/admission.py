@@ -23,6 +23,7 @@ from catalog.types import DeploymentKind, EngineKind, ServedModel
 from cli.embedded import valkey as vk
 from core import keyspace
 from core.clock import SystemClock
+from core.credit_figure import LAYOUT
 from core.demand import Demand, DemandKind, Unit
 from core.ids import new_uuid
 from core.resp import RespClient
@@ -133,7 +134,7 @@ class Bench:
         for n in range(keys):
             if n % keys_of_tenant == 0:
                 self._tenants.append(uuid4())
-                await self._own.call("HSET", keyspace.credit(self._tenants[-1]), "a", CREDIT_NANO, "v", 1)
+                await self._own.call("SET", keyspace.credit(self._tenants[-1]), LAYOUT.pack(CREDIT_NANO, 1, 0))
             tenant = self._tenants[-1].hex
             demands = self._limits(uuid4().hex, uuid4().hex, tenant)
             callers.append(self.admission.prepare(demands, self._model, tenant))
@@ -179,7 +180,7 @@ class Bench:
         """Take away what is outstanding, as the poster does, so that it stays as small as in life."""
         for tenant in self._used:
             self._own.call("DEL", keyspace.outstanding(tenant))
-            self._own.call("HSET", keyspace.credit(tenant), "o", 0)
+            self._own.call("SET", keyspace.credit(tenant), LAYOUT.pack(CREDIT_NANO, 1, 0))
         self._used.clear()
         await self._own.call("PING")
 

@@ -21,6 +21,7 @@ from billing import queries
 from billing.budget_queries import Part, spent_pico
 from core import keyspace
 from core.clock import Clock
+from core.credit_figure import read_figure
 from core.db import Sessions, transaction
 from core.demand import Demand
 from core.errors import PlatformError
@@ -46,13 +47,15 @@ log = get_logger(__name__)
 # '1' to take both when more is posted since, tenant, then of each counter: name, end of its period in µs, posted nano.
 # Answers 0 when more is posted since and nothing was set.
 MAKE = script("""
-local v, o = unpack(redis.call('HMGET', KEYS[1], 'v', 'o'))
-local sum = tonumber(o)
-if not sum then
-  sum = 0
+local raw = redis.call('MGET', KEYS[1])[1]
+local v, sum = 0, 0
+if raw then
+  local _
+  _, v, sum = struct.unpack('<ddd', raw)
+else
   for _, nano in ipairs(redis.call('HVALS', KEYS[2])) do sum = sum + nano end
 end
-if v and tonumber(v) > tonumber(ARGV[1]) then
+if v > tonumber(ARGV[1]) then
   if ARGV[3] ~= '1' then return 0 end
   sum = sum + ARGV[2]
 end
@@ -67,8 +70,12 @@ return 1
 # KEYS: credit, counters…. ARGV: version of the ledger that was read, then what is posted on each counter, nano.
 # Answers by how much each was off. When more is posted since, a counter is raised and never lowered.
 CLAMP = script("""
-local v, o = unpack(redis.call('HMGET', KEYS[1], 'v', 'o'))
-local sure = o and tonumber(v) <= tonumber(ARGV[1])
+local raw, v, o = redis.call('MGET', KEYS[1])[1], 0, 0
+if raw then
+  local _
+  _, v, o = struct.unpack('<ddd', raw)
+end
+local sure = raw and v <= tonumber(ARGV[1])
 local off = {}
 for i = 2, #KEYS do
   local value, posted = tonumber(redis.call('GET', KEYS[i])), tonumber(ARGV[i])
@@ -171,7 +178,8 @@ def make_loader(sessions: Sessions, client: RespClient) -> Callable[[UUID, tuple
         credit, out = keyspace.credit(tenant_id), keyspace.outstanding(tenant_id)
         keys = [credit, out, KNOWN, *map(keyspace.counter, counters)]
         for attempt in range(1, ATTEMPTS + 1):
-            before: Argument = await client.call("HGET", credit, "o") or 0
+            figure = await read_figure(client, tenant_id)
+            before = figure.outstanding if figure else 0
             version, posted, _ = await _posted(sessions, tenant_id, counters)
             arguments: list[Argument] = [version, before, "1" if attempt == ATTEMPTS else "", tenant_id.hex]
             for demand, nano in zip(spends, posted, strict=True):

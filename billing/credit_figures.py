@@ -1,8 +1,9 @@
 """The credit figures in Valkey that admission decides by. They can be rebuilt from ledger and spools at any time.
 
-``credit:<tenant>`` holds a (nano the ledger says may be spent), v (the ledger version it comes from) and o (the sum of
-``out:<tenant>``); ``out:<tenant>`` holds per request what is held or used and not yet posted. All amounts stay decimal
-strings or go through HINCRBY, because Lua's own numbers turn into rounded text from 1e14 on.
+``credit:<tenant>`` holds (packed: `core.credit_figure`) nano that the ledger says may be spent, the ledger version that
+comes from, and the sum of ``out:<tenant>``, which holds per request what is held or used and not yet posted. A figure
+that is not there is made with that sum, so nothing is added to it before. Scripts read it by MGET, for which a hash of
+an earlier version is no figure. All are whole numbers below 2^53.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from billing.spool_reader import SpoolReader
 from billing.types import Balance, UsageEvent
 from core import keyspace
 from core.clock import Clock
+from core.credit_figure import CreditFigure, read_figure
 from core.db import Sessions, transaction
 from core.ids import uuid7_time
 from core.logging import get_logger
@@ -35,49 +37,60 @@ _log = get_logger(__name__)
 
 # KEYS: credit, out. ARGV: a, v, then the requests that are posted. Idempotent: entries go once, figures only forward.
 SETTLE = script("""
+local posted = 0
 for i = 3, #ARGV do
   local nano = redis.call('HGET', KEYS[2], ARGV[i])
   if nano then
     redis.call('HDEL', KEYS[2], ARGV[i])
-    if nano ~= '0' then redis.call('HINCRBY', KEYS[1], 'o', '-' .. nano) end
+    posted = posted + nano
   end
 end
-local known = redis.call('HGET', KEYS[1], 'v')
-if known and tonumber(known) < tonumber(ARGV[2]) then redis.call('HSET', KEYS[1], 'a', ARGV[1], 'v', ARGV[2]) end
+local raw = redis.call('MGET', KEYS[1])[1]
+if raw then
+  local a, v, o = struct.unpack('<ddd', raw)
+  if v < tonumber(ARGV[2]) then a, v = ARGV[1], ARGV[2] end
+  redis.call('SET', KEYS[1], struct.pack('<ddd', a, v, o - posted))
+end
 return 1
 """)
 
 # KEYS: credit, out. ARGV: a, v, '1' to set them also when v is the same. Makes the figure when there is none.
 SET_FIGURE = script("""
-local known = redis.call('HGET', KEYS[1], 'v')
-if known and tonumber(known) > tonumber(ARGV[2]) then return 0 end
-if known and tonumber(known) == tonumber(ARGV[2]) and ARGV[3] ~= '1' then return 0 end
-if redis.call('HEXISTS', KEYS[1], 'o') == 0 then
-  redis.call('HSET', KEYS[1], 'o', '0')
-  for _, nano in ipairs(redis.call('HVALS', KEYS[2])) do redis.call('HINCRBY', KEYS[1], 'o', nano) end
+local raw, o = redis.call('MGET', KEYS[1])[1], 0
+if raw then
+  local _, v, known = struct.unpack('<ddd', raw)
+  if v > tonumber(ARGV[2]) or (v == tonumber(ARGV[2]) and ARGV[3] ~= '1') then return 0 end
+  o = known
+else
+  for _, nano in ipairs(redis.call('HVALS', KEYS[2])) do o = o + nano end
 end
-redis.call('HSET', KEYS[1], 'a', ARGV[1], 'v', ARGV[2])
+redis.call('SET', KEYS[1], struct.pack('<ddd', ARGV[1], ARGV[2], o))
 return 1
 """)
 
 # KEYS: credit, out. ARGV: request, nano, … Entries already there are left alone.
 REGISTER = script("""
+local added = 0
 for i = 1, #ARGV, 2 do
-  if redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[i + 1]) == 1 then
-    redis.call('HINCRBY', KEYS[1], 'o', ARGV[i + 1])
-  end
+  if redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[i + 1]) == 1 then added = added + ARGV[i + 1] end
+end
+local raw = added ~= 0 and redis.call('MGET', KEYS[1])[1]
+if raw then
+  local a, v, o = struct.unpack('<ddd', raw)
+  redis.call('SET', KEYS[1], struct.pack('<ddd', a, v, o + added))
 end
 return 1
 """)
 
 # KEYS: credit, out. ARGV: entries at most. Puts o right; answers what it was off by, in whole nano.
 RESUM = script("""
-if redis.call('HLEN', KEYS[2]) > tonumber(ARGV[1]) then return 0 end
+local raw = redis.call('MGET', KEYS[1])[1]
+if not raw or redis.call('HLEN', KEYS[2]) > tonumber(ARGV[1]) then return 0 end
+local a, v, o = struct.unpack('<ddd', raw)
 local sum = 0
 for _, nano in ipairs(redis.call('HVALS', KEYS[2])) do sum = sum + nano end
-local off = tonumber(redis.call('HGET', KEYS[1], 'o') or '0') - sum
-if off ~= 0 then redis.call('HSET', KEYS[1], 'o', string.format('%.0f', sum)) end
-return off
+if o ~= sum then redis.call('SET', KEYS[1], struct.pack('<ddd', a, v, sum)) end
+return o - sum
 """)
 
 
@@ -185,11 +198,11 @@ async def reconcile(sessions: Sessions, client: RespClient, clock: Clock) -> Dri
     while True:
         async with transaction(sessions) as session:
             page = await queries.balances_after(session, last)
-        known = await asyncio.gather(*(client.call("HMGET", _keys(b.tenant_id)[0], "a", "v") for b in page))
-        for balance, (a, v) in zip(page, known, strict=True):
-            if a is not None:  # else nobody asked for it yet
+        known = await asyncio.gather(*(read_figure(client, balance.tenant_id) for balance in page))
+        for balance, figure in zip(page, known, strict=True):
+            if figure is not None:  # else nobody asked for it yet
                 drift.tenants += 1
-                await _correct_figure(sessions, client, balance, (int(a), int(v)), drift)
+                await _correct_figure(sessions, client, balance, figure, drift)
                 await _drop_leftovers(sessions, client, clock, balance.tenant_id, drift)
         if len(page) < queries.PAGE_MAX:
             return drift
@@ -197,9 +210,9 @@ async def reconcile(sessions: Sessions, client: RespClient, clock: Clock) -> Dri
 
 
 async def _correct_figure(
-    sessions: Sessions, client: RespClient, balance: Balance, known: tuple[int, int], drift: Drift
+    sessions: Sessions, client: RespClient, balance: Balance, known: CreditFigure, drift: Drift
 ) -> None:
-    nano, version = known
+    nano, version, _ = known
     if version > balance.version or nano == nano_down(balance.available_pico):
         return  # moved forward since the ledger was read, or right
     if version < balance.version:
@@ -207,15 +220,15 @@ async def _correct_figure(
         return
     # The page may be older than the figure: a limit changed, or credit expired, and the version is the same. So both
     # are read again, the figure first: the ledger is ahead of it, never behind.
-    a, v = await client.call("HMGET", _keys(balance.tenant_id)[0], "a", "v")
+    figure = await read_figure(client, balance.tenant_id)
     async with transaction(sessions) as session:
         (balance,) = await queries.balances(session, [balance.tenant_id])
     right = nano_down(balance.available_pico)
-    if a is None or int(v) != balance.version or int(a) == right:
+    if figure is None or figure.version != balance.version or figure.available == right:
         return
     drift.figures += 1
-    drift.figures_nano += abs(int(a) - right)
-    _tell(balance.tenant_id, "available", int(a) - right)
+    drift.figures_nano += abs(figure.available - right)
+    _tell(balance.tenant_id, "available", figure.available - right)
     await set_figure(client, balance, correct=True)
 
 

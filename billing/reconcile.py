@@ -10,6 +10,7 @@ import msgspec
 
 from billing import closing_queries, credit_figures, queries, verify_queries
 from core import keyspace
+from core.credit_figure import read_figure
 from core.db import Sessions, transaction
 from core.money import format_pico, nano_down
 from core.resp import RespClient
@@ -53,13 +54,13 @@ async def figures(sessions: Sessions, client: RespClient) -> tuple[int, list[Dif
         async with transaction(sessions) as session:
             page = await queries.balances_after(session, last)
         for balance in page:
-            nano, version = await client.call("HMGET", keyspace.credit(balance.tenant_id), "a", "v")
-            if nano is None:
+            figure = await read_figure(client, balance.tenant_id)
+            if figure is None:
                 continue
             count += 1
             right = nano_down(balance.available_pico)
-            if int(version) == balance.version and abs(int(nano) - right) > TOLERANCE_NANO:
-                problem = f"the figure is {int(nano)} nano, the ledger has {right}"
+            if figure.version == balance.version and abs(figure.available - right) > TOLERANCE_NANO:
+                problem = f"the figure is {figure.available} nano, the ledger has {right}"
                 found.append(Difference(balance.tenant_id, problem))
         if len(page) < queries.PAGE_MAX:
             return count, found

@@ -12,8 +12,9 @@ key                         type     content and writer
                                      packed (scheduler/scripts/common.lua); ``{tg}:b:<owner>:<unit>``: buckets of a
                                      rate that are too many for it (scheduler)
 ``{tg}:form:<hash>``        string   what requests of callers with equal limits on one deployment demand (scheduler)
-``{tg}:credit:<tenant>``    hash     ``a`` available nano before outstanding, ``v`` version of the ledger balance it
-                                     came from, ``o`` sum of ``{tg}:out:<tenant>`` (billing sets a and v; o by both)
+``{tg}:credit:<tenant>``    string   available nano before outstanding, version of the ledger balance it came from, sum
+                                     of ``{tg}:out:<tenant>``, packed: core/credit_figure.py (the sum by both, else
+                                     billing)
 ``{tg}:out:<tenant>``       hash     request id → nano outstanding: the hold, after settling the charge, gone
                                      once the poster has committed it (scheduler adds and lowers, billing removes)
 ``{tg}:budgets``            hash     counter of each known budget → tenant and end of its period, Unix µs (billing);

@@ -94,9 +94,10 @@ end
 local function check_money(s, got, hold, over)
   local f = s.form
   if not f.money then return nil, -1, -1, over end
-  local v = call('HMGET', s.credit, 'a', 'o')
-  if not v[1] then return {UNKNOWN_CREDIT} end
-  local left, budget = v[1] - (v[2] or 0) - hold, -1
+  local raw = got[5 + f.nread]
+  if not raw then return {UNKNOWN_CREDIT} end
+  local available, _, outstanding = unpack_struct(FIGURE, raw)
+  local left, budget = available - outstanding - hold, -1
   if left < 0 then return {REFUSED, -1, 0} end
   for i = 1, f.nspend do
     local spend, had = f.spends[i], tonumber(got[5 + f.ncap + f.nrecord + i])
@@ -146,8 +147,8 @@ local function show_limits(s, reply, now)
   return n
 end
 
--- `granted`: the caps too.
-local function take_all(s, load, granted)
+-- `granted`: the caps too. `figure`: the credit's text, where money is held that was not.
+local function take_all(s, load, figure, granted)
   local f, n = s.form, 3
   for i = 1, f.nconc do
     local conc = f.concs[i]
@@ -169,6 +170,9 @@ local function take_all(s, load, granted)
   end
   for i = 1, f.nspend do
     set[n + 1], set[n + 2], n = key_of_spend(s, i), spent[i], n + 2
+  end
+  if figure then
+    set[n + 1], set[n + 2], n = s.credit, figure, n + 2
   end
   write(n)
 end
@@ -259,17 +263,18 @@ local function acquire(keys, args)
   -- Everything fits: take it.
   local text = pack(LEASE, queued and 'W' or 'G', tier, now, input, output, hold, deadline) .. tail_of(id, owner, keys)
   if not make_lease(f, lease, request, text) then return leave(s, lease, request) end
+  local fresh = f.money and call('HSETNX', s.out, request, hold) == 1
+  local figure = fresh and moved_figure(got[5 + f.nread], hold)
   if queued then
     local of_batch, of_standard = batch + (tier == 0 and 1 or 0), standard + (tier == 1 and 1 or 0)
     local load = pack(LOAD, inflight, waiting + 1, last, tokens, f.limit, cap, token_cap, saturation, of_batch, of_standard)
-    take_all(s, load, false)
+    take_all(s, load, figure, false)
     join_queue(s, request .. ' ' .. sub(lease, #P + 7), tier, deadline, cost_of(input, output, 0), now, waiting)
   else
     local load = pack(LOAD, inflight + 1, waiting, now, tokens + need, f.limit, cap, token_cap, saturation, batch, standard)
-    take_all(s, load, true)
+    take_all(s, load, figure, true)
     if tier == 0 then call('ZADD', running_of(f.deployment, 0), now, request .. ' ' .. sub(lease, #P + 7)) end
   end
-  if f.money and call('HSETNX', s.out, request, hold) == 1 then call('HINCRBY', s.credit, 'o', hold) end
   local reply = {queued and QUEUED or GRANTED, queued and seconds(estimate_us) or 0, left, now, budget}
   local n = show_limits(s, reply, now)
   if over then

@@ -67,7 +67,7 @@ local function compile(text)
     get = {'MGET', P .. 'epoch', P .. 'offset_us', P .. 'settle', P .. 'waiters', P .. 'm:' .. v[1]},
   }
   f.entitled = entitled_of(v[1], v[11])
-  f.nread = f.ncap + f.nrecord + f.nspend
+  f.nread = f.ncap + f.nrecord + f.nspend + (f.money and 1 or 0)
   for i, cap in ipairs(v[5]) do f.cap_amount[i], f.cap_most[i] = cap[1], cap[2] end -- amount, limit
   for i = 1, f.nrecord do f.records[i] = {conc = 0, units = 0, takes = {[0] = 0, 0, 0}} end
   for i, conc in ipairs(v[7]) do -- record, amount, limit, enforced
@@ -132,7 +132,7 @@ end
 
 local function caller(f, keys, owner)
   local s = {form = f, keys = keys, owner = owner}
-  if f.money then s.credit, s.out = keys[2 + f.nread], keys[3 + f.nread] end
+  if f.money then s.credit, s.out = keys[1 + f.nread], keys[2 + f.nread] end
   return s
 end
 
@@ -156,7 +156,7 @@ local function tail_of(id, owner, keys) return id .. owner .. ' ' .. table.conca
 
 local function tenant_of(s) return sub(s.credit, #P + 8) end
 
--- Reads all that a request is decided by: epoch, offset, settle, waiters, load, then caps, records, budgets.
+-- Reads all that a request is decided by: epoch, offset, settle, waiters, load, then caps, records, budgets, credit.
 local function read_all(s)
   local f, keys = s.form, s.keys
   local get, n = f.get, f.nread
@@ -307,28 +307,39 @@ end
 
 -- Money ---------------------------------------------------------------------------------------------------------------
 
--- Brings what is outstanding for the request to `charge`; REMOVE: nothing was used and no event will come.
-local function settle(credit, out, request, charge)
-  if charge == KEEP then return end
-  local held = call('HGET', out, request)
-  if not held then return end
-  if charge == REMOVE then
-    call('HDEL', out, request)
-    if held ~= '0' then call('HINCRBY', credit, 'o', '-' .. held) end
-  elseif charge ~= tonumber(held) then
-    call('HSET', out, request, charge)
-    call('HINCRBY', credit, 'o', charge - held)
-  end
+-- A tenant's figure is packed: available before what is outstanding, version of the ledger, sum of what is outstanding. All
+-- three are whole and below 2^53. One that is not there is made with the sum of its entries, so nothing is added to it.
+local FIGURE = '<ddd'
+
+local function moved_figure(raw, d)
+  local available, version, outstanding = unpack_struct(FIGURE, raw)
+  return pack(FIGURE, available, version, outstanding + d)
 end
 
--- As `settle`, for a lease that has just been given back, whose hold is what stands there unless it is posted already.
-local function settle_hold(s, request, hold, charge)
-  if charge < 0 then return settle(s.credit, s.out, request, charge) end
-  if call('HSET', s.out, request, charge) == 1 then
-    call('HDEL', s.out, request)
-  elseif charge ~= hold then
-    call('HINCRBY', s.credit, 'o', charge - hold)
+-- Brings what is outstanding for the request to `charge`; REMOVE: nothing was used and no event will come. Returns by how
+-- much the tenant's figure changes. `hold`: what stands there unless it is posted already, nothing when that is not known.
+local function settle(out, request, charge, hold)
+  if charge == KEEP then return 0 end
+  if charge ~= REMOVE and hold then
+    if call('HSET', out, request, charge) == 0 then return charge - hold end
+    call('HDEL', out, request)
+    return 0
   end
+  local held = call('HGET', out, request)
+  if not held then return 0 end
+  if charge == REMOVE then
+    call('HDEL', out, request)
+    return -held
+  end
+  call('HSET', out, request, charge)
+  return charge - held
+end
+
+-- As `settle`, with the figure, for a request of which no lease is known.
+local function settle_alone(tenant, request, charge)
+  local d, credit = settle(P .. 'out:' .. tenant, request, charge), P .. 'credit:' .. tenant
+  local raw = d ~= 0 and call('MGET', credit)[1]
+  if raw then call('SET', credit, moved_figure(raw, d)) end
 end
 
 -- The load of a deployment --------------------------------------------------------------------------------------------

@@ -170,11 +170,11 @@ local function give_back_record(record, key, raw, at)
   return record_text(opened, key, record.window)
 end
 
--- Gives back the slots of a lease that has just been removed, what of its tokens was not used (-1: as estimated), and of
+-- Gives back the slots of a lease that has just been removed, what of its tokens was not used (-1: as estimated), of its
+-- money what was not charged, and of
 -- its budgets what was not charged. `got` is the answer to `read_all`. `cached`: of the input, for its cost alone.
 -- `unserved`: nothing was sent to an engine.
--- Returns the hold.
-local function give_back(s, lease, got, now, charge, input, output, cached, unserved)
+local function give_back(s, request, lease, got, now, charge, input, output, cached, unserved)
   local f, state, kind, at, had_input, had_output, hold, deadline = s.form, unpack_struct(LEASE, lease)
   local n, granted = 1, state == 'G'
   if granted then
@@ -213,11 +213,15 @@ local function give_back(s, lease, got, now, charge, input, output, cached, unse
       end
     end
   end
+  local d = s.out and settle(s.out, request, charge, hold) or 0
+  local figure = d ~= 0 and got[5 + f.nread]
+  if figure then
+    set[n + 1], set[n + 2], n = s.credit, moved_figure(figure, d), n + 2
+  end
   write(n)
   if granted and deadline > 0 and input >= 0 and output >= 0 then
     charge_turns(s, kind % KINDS, cost_of(input, output, cached) - cost_of(had_input, had_output, 0))
   end
-  return hold
 end
 
 -- A grant that may be preempted is noted as such. Standard is so only out of the queue and while it is new, so that it need
@@ -246,11 +250,10 @@ local function drop(epoch, lease, request, replica, now, served)
   end
   local got = read_all(s)
   if served then
-    give_back(s, text, got, now, KEEP, -1, -1, 0, false)
+    give_back(s, request, text, got, now, KEEP, -1, -1, 0, false)
     if s.out then call('HSET', P .. 'owed:' .. replica, request, tenant_of(s)) end
   else
-    give_back(s, text, got, now, REMOVE, 0, 0, 0, true)
-    if s.out then settle(s.credit, s.out, request, REMOVE) end
+    give_back(s, request, text, got, now, REMOVE, 0, 0, 0, true)
   end
   return s
 end

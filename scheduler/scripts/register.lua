@@ -22,7 +22,8 @@ local function register_lease(keys, args)
   call('ZREM', P .. 'unclaimed', member)
   local had = call('HGET', lease, request)
   local fresh = s.out and call('HSETNX', s.out, request, v.hold) == 1
-  if fresh then call('HINCRBY', s.credit, 'o', v.hold) end
+  local figure = fresh and got[5 + f.nread]
+  if figure then call('SET', s.credit, moved_figure(figure, v.hold)) end
   if had and sub(had, 1, 1) == 'G' then return {0} end
   if had then leave_queue(s, member, v.tier, v.cost) end
 

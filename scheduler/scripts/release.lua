@@ -13,7 +13,7 @@ local function release(keys, args)
   if not s then
     if call('GET', P .. 'epoch') ~= epoch then return {EPOCH} end
     if text then remove_lease(lease, request, text) end
-    if tenant ~= '' then settle(P .. 'credit:' .. tenant, P .. 'out:' .. tenant, request, charge) end
+    if tenant ~= '' then settle_alone(tenant, request, charge) end
     return {0}
   end
   local got = read_all(s)
@@ -27,11 +27,8 @@ local function release(keys, args)
   elseif byte(text, 2) % KINDS == 0 then
     call('ZREM', running_of(s.form.deployment, 0), request .. ' ' .. sub(lease, #P + 7))
   end
-  local hold = give_back(s, text, got, now, charge, input, output, cached, waited)
-  if s.out then
-    settle_hold(s, request, hold, charge)
-    if charge == KEEP then call('HSET', P .. 'owed:' .. sub(lease, #P + 7), request, tenant_of(s)) end
-  end
+  give_back(s, request, text, got, now, charge, input, output, cached, waited)
+  if s.out and charge == KEEP then call('HSET', P .. 'owed:' .. sub(lease, #P + 7), request, tenant_of(s)) end
   if (tonumber(got[4]) or 0) > 0 then
     -- the waiters of other deployments gain only where the cap of all was in the way
     local of_all = (tonumber(got[6]) or 0) >= ceiling(s.form.cap_most[1], 0)

@@ -21,6 +21,7 @@ from sqlalchemy import text
 from cli.embedded import valkey as vk
 from core import db
 from core.clock import SystemClock
+from core.credit_figure import parse_figure
 from core.settings import Database
 from engine import simulator
 from engine.simulator import Options
@@ -130,11 +131,13 @@ def body(prompt: str, model: str = "sim", *, size: int = 0, **members: Any) -> b
 def figures(valkey: Path, customer: Customer) -> dict[str, int]:
     """The tenant's credit as admission sees it, in nano: available before what is outstanding, and that."""
     with redis.Redis(unix_socket_path=str(valkey)) as client:
-        found = client.hmget(f"{{tg}}:credit:{customer.tenant_hex}", ["a", "o"])
+        raw = client.get(f"{{tg}}:credit:{customer.tenant_hex}")
         entries = client.hvals(f"{{tg}}:out:{customer.tenant_hex}")
-    assert isinstance(found, list)
+    assert isinstance(raw, bytes)
     assert isinstance(entries, list)
-    return {"a": int(found[0]), "o": int(found[1] or 0), "entries": sum(map(int, entries))}
+    found = parse_figure(raw)
+    assert found is not None
+    return {"a": found.available, "o": found.outstanding, "entries": sum(map(int, entries))}
 
 
 def code_of(answer: httpx.Response) -> tuple[int, str]:

@@ -20,6 +20,7 @@ from core.clock import SystemClock
 from core.db import Sessions, transaction
 from core.resp import RespClient
 from tests.factories import billing as make
+from tests.factories.credit_figures import figure_of
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class World:
 
     async def figures(self, tenant_id: UUID) -> tuple[int, int, int]:
         """Return a, o and the number of outstanding requests."""
-        a, o = await self.client.call("HMGET", keyspace.credit(tenant_id), "a", "o")
-        return int(a), int(o), await self.client.call("HLEN", keyspace.outstanding(tenant_id))
+        available, _, outstanding = await figure_of(self.client, tenant_id)
+        return available, outstanding, await self.client.call("HLEN", keyspace.outstanding(tenant_id))
 
 
 async def write(folder: Path, events: Sequence[UsageEvent], *, segment_bytes: int = 64 * 1024) -> None:

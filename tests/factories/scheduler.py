@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 from catalog.types import DeploymentKind, EngineKind, ServedModel
 from core import keyspace
 from core.clock import ManualClock
+from core.credit_figure import parse_figure
 from core.demand import Demand, DemandKind, Unit
 from core.errors import PlatformError
 from core.ids import new_uuid
@@ -21,6 +22,7 @@ from scheduler import commands
 from scheduler.admission import Admission
 from scheduler.loading import BudgetLoader, CreditLoader
 from scheduler.types import Grant, Prepared
+from tests.factories.credit_figures import set_figure
 
 RATE, ENTRY, FAR = struct.Struct("<ddddB"), struct.Struct("<Id"), 255  # scheduler/scripts/common.lua
 
@@ -129,7 +131,7 @@ class Fleet:
         return int(seconds) * 1_000_000 + int(micros) + int(await self.client.call("GET", commands.OFFSET) or 0)
 
     async def set_credit(self, tenant: UUID, nano: int) -> None:
-        await self.client.call("HSET", f"{{tg}}:credit:{tenant.hex}", "a", nano, "v", 1)
+        await set_figure(self.client, tenant, available=nano, version=1)
 
     async def _read(self, *command: str) -> Any:
         """Ask on our own connection, once what the replicas sent without waiting is done."""
@@ -140,8 +142,10 @@ class Fleet:
         return await self.client.call(*command)
 
     async def credit_left(self, tenant: UUID) -> int:
-        a, o = await self._read("HMGET", f"{{tg}}:credit:{tenant.hex}", "a", "o")
-        return int(a) - int(o or 0)
+        (raw,) = await self._read("MGET", keyspace.credit(tenant))
+        figure = parse_figure(raw)
+        assert figure is not None
+        return figure.available - figure.outstanding
 
     async def outstanding(self, tenant: UUID) -> dict[str, int]:
         flat = await self._read("HGETALL", f"{{tg}}:out:{tenant.hex}")

@@ -13,6 +13,7 @@ from cli import home as homes
 from core import keyspace
 from core.ids import IdKind, parse_id
 from core.resp import RespClient
+from tests.factories.credit_figures import figure_of
 from tests.fault import bills
 from tests.fault.real_platform import MODEL, Platform
 from tests.fault.test_kills import PROMPT, by_hand, everything_posted, verify
@@ -122,10 +123,11 @@ async def test_no_budget_and_no_credit_is_passed_and_the_figures_are_rebuilt(pla
 
 async def figures_are_right(platform: Platform, client: RespClient, tenant_id: UUID) -> None:
     """Nothing is outstanding, and what may be spent is what the ledger has, to the nano."""
-    credit, out = keyspace.credit(tenant_id), keyspace.outstanding(tenant_id)
+    out = keyspace.outstanding(tenant_id)
 
     async def settled() -> bool:
-        return bool(await client.call("HGET", credit, "o") == b"0" and not await client.call("HLEN", out))
+        outstanding = (await figure_of(client, tenant_id)).outstanding
+        return outstanding == 0 and not await client.call("HLEN", out)
 
     await until(settled, 30.0)
-    assert int(await client.call("HGET", credit, "a")) == asked(platform, LEFT, tenant_id) // 1000
+    assert (await figure_of(client, tenant_id)).available == asked(platform, LEFT, tenant_id) // 1000

@@ -21,6 +21,7 @@ from core.errors import PlatformError
 from core.resp import Part
 from scheduler import commands
 from scheduler.types import Grant, Prepared
+from tests.factories.credit_figures import add_outstanding, figure_of, set_figure
 from tests.factories.scheduler import Fleet, ask, concurrency, money, rate, served_model, spend, tokens
 
 GLOBAL_CAP, CAPS, CONCURRENCY, RPM, CREDIT, WAIT_S = 4, (2, 3), 6, 12, 100, 30
@@ -238,11 +239,10 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     async def _post(self, key: str, charge: int) -> None:
         """What the poster does after its commit."""
-        credit, out = f"{{tg}}:credit:{self.tenant.hex}", f"{{tg}}:out:{self.tenant.hex}"
         self.book.credit -= charge
-        await self.fleet.client.call("HDEL", out, key)
-        await self.fleet.client.call("HINCRBY", credit, "o", -charge)
-        await self.fleet.client.call("HSET", credit, "a", self.book.credit)
+        await self.fleet.client.call("HDEL", keyspace.outstanding(self.tenant), key)
+        await add_outstanding(self.fleet.client, self.tenant, -charge)
+        await set_figure(self.fleet.client, self.tenant, available=self.book.credit)
 
     @precondition(lambda self: len(self.alive()) > 1)
     @rule(n=st.integers(0, 5))
@@ -356,9 +356,9 @@ class AdmissionMachine(RuleBasedStateMachine):
         for n in self.alive():
             await fleet.replicas[n].heartbeat()  # its answer comes after all that was sent before
         assert await fleet.outstanding(self.tenant) == book.out
-        a, o = await fleet.client.call("HMGET", f"{{tg}}:credit:{self.tenant.hex}", "a", "o")
-        assert (int(a), int(o or 0)) == (book.credit, sum(book.out.values()))
-        assert int(a) >= int(o or 0)
+        available, _, outstanding = await figure_of(fleet.client, self.tenant)
+        assert (available, outstanding) == (book.credit, sum(book.out.values()))
+        assert available >= outstanding
         for which, model in enumerate(self.models):
             waiting = sum(not e.granted and e.model == which for e in book.entries)
             assert await fleet.load(model) == (book.running(which), waiting)

@@ -8,13 +8,13 @@ from prometheus_client import generate_latest
 from sqlalchemy import text
 
 from billing import credit_figures, tasks
-from core import keyspace
 from core.clock import Clock, ManualClock, SystemClock
 from core.db import Sessions, transaction
 from core.settings import Database, Retention, Secrets, Settings, Valkey
 from core.tasks import TaskContext
 from core.telemetry import TaskFigures, create_registry
 from tests.factories.billing_world import World
+from tests.factories.credit_figures import figure_of, set_figure
 from tests.integration.billing.test_quarantine import dismiss, held
 from tests.integration.billing.test_usage_days import LATER, books, closed
 from tests.integration.billing.test_verify import owner_of
@@ -45,7 +45,8 @@ async def test_differences_are_figures(world: World, database_settings: Database
     worker = Worker(world.sessions, database_settings, valkey, SystemClock())
     await tasks.reconcile_books(worker.context)
     assert (worker.figure("reconcile_books_wrong"), worker.figure("reconcile_figures_wrong")) == (0, 0)
-    await world.client.call("HINCRBY", keyspace.credit(tenant_id), "a", 2)
+    available = (await figure_of(world.client, tenant_id)).available
+    await set_figure(world.client, tenant_id, available=available + 2)
     with owner_of(database_settings) as owner:
         owner.execute("UPDATE usage_rollup SET amount_pico = amount_pico + 1")
     await tasks.reconcile_books(worker.context)

@@ -21,6 +21,7 @@ from scheduler.types import Grant
 from tenants import tenants
 from tests.factories import billing as make
 from tests.factories.billing_world import World, write
+from tests.factories.credit_figures import set_figure
 from tests.factories.scheduler import ask, money, outcomes, served_model
 from tests.factories.spending import used
 
@@ -177,9 +178,9 @@ async def test_what_is_posted_while_the_books_are_read_is_not_missed(
     name, request = f"tenant:{tenant_id.hex}:spend:t", uuid4()
     admission = await door(world)
     await admission._loading.credit(tenant_id.hex)
-    credit, out = keyspace.credit(tenant_id), keyspace.outstanding(tenant_id)
+    out = keyspace.outstanding(tenant_id)
     await world.client.call("HSET", out, request.hex, 5 * UNIT)
-    await world.client.call("HSET", credit, "o", 5 * UNIT)
+    await set_figure(world.client, tenant_id, outstanding=5 * UNIT)
     read, reads = budgets._posted, []
 
     async def then_posted(sessions: Sessions, tenant: UUID, counters: Sequence[str]) -> tuple[int, list[int], ZoneInfo]:
@@ -188,7 +189,7 @@ async def test_what_is_posted_while_the_books_are_read_is_not_missed(
         if len(reads) == 1:
             await used(world.sessions, tenant_id, "2026-11-30T10:00Z", "5")
             await world.client.call("HDEL", out, request.hex)
-            await world.client.call("HSET", credit, "o", 0, "v", found[0] + 1)
+            await set_figure(world.client, tenant_id, outstanding=0, version=found[0] + 1)
             return found
         return found[0] + 1, found[1], found[2]
 
@@ -204,7 +205,7 @@ async def test_where_something_is_posted_all_the_time_both_figures_count(
     tenant_id = await tenant_in(world.sessions)
     name = f"tenant:{tenant_id.hex}:spend:t"
     await used(world.sessions, tenant_id, "2026-11-30T10:00Z", "3")
-    await world.client.call("HSET", keyspace.credit(tenant_id), "a", 0, "v", 10**6, "o", 2 * UNIT)
+    await set_figure(world.client, tenant_id, available=0, version=10**6, outstanding=2 * UNIT)
     assert await load(world, tenant_id, name) == [(3 + 2 + 2) * UNIT]
 
 
@@ -225,7 +226,7 @@ async def test_the_minutes_repair(world: World, value: int, version: int, expect
     name = f"tenant:{tenant_id.hex}:spend:t"
     await load(world, tenant_id, name)
     await used(world.sessions, tenant_id, "2026-11-30T10:00Z", "3")
-    await world.client.call("HSET", keyspace.credit(tenant_id), "a", 0, "v", version, "o", 2 * UNIT)
+    await set_figure(world.client, tenant_id, available=0, version=version, outstanding=2 * UNIT)
     await world.client.call("SET", keyspace.counter(name), value * UNIT)
     repair = await budgets.clamp(world.sessions, world.client, ManualClock())
     assert await values(world, [name]) == [expected * UNIT]

@@ -19,6 +19,7 @@ from core.settings import Database
 from tests.factories import billing as make
 from tests.factories import lots as credit
 from tests.factories.billing_world import World, write
+from tests.factories.credit_figures import add_outstanding, figure_of, set_figure
 from tests.integration.billing.test_lots import day, opened, w6
 from tests.integration.billing.test_verify import owner_of
 
@@ -213,9 +214,10 @@ async def test_reconciliation_finds_one_pico_and_a_wrong_figure(world: World, da
     await credit_figures.refresh(world.client, world.sessions, tenant_id)
     assert await reconcile.books(world.sessions) == (1, [])
     assert await reconcile.figures(world.sessions, world.client) == (1, [])
-    await world.client.call("HINCRBY", keyspace.credit(tenant_id), "a", 1)
+    right = (await figure_of(world.client, tenant_id)).available
+    await set_figure(world.client, tenant_id, available=right + 1)
     assert await reconcile.figures(world.sessions, world.client) == (1, [])
-    await world.client.call("HINCRBY", keyspace.credit(tenant_id), "a", 1)
+    await set_figure(world.client, tenant_id, available=right + 2)
     assert [one.tenant_id for one in (await reconcile.figures(world.sessions, world.client))[1]] == [tenant_id]
     for table in ("usage_event", "usage_rollup"):
         with owner_of(database_settings) as owner:
@@ -229,12 +231,12 @@ async def test_holds_of_a_lost_replica_are_written_off(world: World) -> None:
     tenant_id, _ = await world.tenant("1")
     await credit_figures.refresh(world.client, world.sessions, tenant_id)
     lost, other = new_uuid(), new_uuid()
-    out, figure = keyspace.outstanding(tenant_id), keyspace.credit(tenant_id)
+    out = keyspace.outstanding(tenant_id)
     for request, nano in ((lost, 40), (other, 2)):
         await world.client.call("HSET", out, request.hex, nano)
-        await world.client.call("HINCRBY", figure, "o", nano)
+        await add_outstanding(world.client, tenant_id, nano)
     await world.client.call("HSET", keyspace.owed("gone"), lost.hex, tenant_id.hex)
     assert await reconcile.write_off(world.client, "gone") == {tenant_id: [lost]}
-    assert await world.client.call("HGET", figure, "o") == b"2"
+    assert (await figure_of(world.client, tenant_id)).outstanding == 2
     assert await world.client.call("HKEYS", out) == [other.hex.encode()]
     assert await reconcile.write_off(world.client, "gone") == {}

@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing import credit_figures, spool_format, verify
 from billing.types import PriceSchedule, UsageEvent
 from core import keyspace
+from core.credit_figure import read_figure
 from core.db import transaction
 from core.settings import Database
 from tests.factories import billing as make
@@ -138,7 +139,7 @@ class Case:
                 found[table] = sorted(self._named(row) for row in rows if self.names.keys() & set(UUIDS.findall(row)))
         for tenant_id in self.tenants:
             name, client = self.names[str(tenant_id)], self.world.client
-            found[f"figure of {name}"] = await client.call("HMGET", keyspace.credit(tenant_id), "a", "v", "o")
+            found[f"figure of {name}"] = await read_figure(client, tenant_id)
             found[f"outstanding of {name}"] = await client.call("HGETALL", keyspace.outstanding(tenant_id))
         for folder in spool_format.spool_folders(self.spool_dir):
             found[folder.name] = (spool_format.read_checkpoint(folder), spool_format.segment_numbers(folder))

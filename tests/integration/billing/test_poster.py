@@ -22,6 +22,7 @@ from core.settings import Database
 from core.usage import TokenUsage
 from tests.factories import billing as make
 from tests.factories.billing_world import World, write
+from tests.factories.credit_figures import add_outstanding, set_figure
 
 COST = parse_pico("0.012258")
 
@@ -188,6 +189,15 @@ async def test_one_event_that_postgres_refuses_does_not_hold_up_the_others(
     ]
 
 
+async def test_a_figure_that_an_earlier_version_left_is_made_anew(world: World) -> None:
+    tenant_id = await make.tenant(world.sessions, "1")
+    await world.client.call("HSET", keyspace.credit(tenant_id), "a", 5, "v", 10**6, "o", 5000)
+    await world.client.call("HSET", keyspace.outstanding(tenant_id), new_uuid().hex, 5000)
+    await credit_figures.settle(world.client, tenant_id, None, [new_uuid()])
+    await credit_figures.make_loader(world.sessions, world.client)(tenant_id)
+    assert await world.figures(tenant_id) == (1_000_000_000, 5000, 1)
+
+
 async def test_valkey_follows_each_commit(world: World) -> None:
     tenant_id = await make.tenant(world.sessions, "1")
     event = make.event(tenant_id, make.schedule(world.prices, tenant_id))
@@ -195,7 +205,7 @@ async def test_valkey_follows_each_commit(world: World) -> None:
     await credit_figures.make_loader(world.sessions, world.client)(tenant_id)
     await credit_figures.register(world.client, [event])
     await world.client.call("HSET", keyspace.outstanding(tenant_id), running.hex, 5000)
-    await world.client.call("HINCRBY", keyspace.credit(tenant_id), "o", 5000)
+    await add_outstanding(world.client, tenant_id, 5000)
     assert await world.figures(tenant_id) == (1_000_000_000, 12_258_000 + 5000, 2)
     await write(world.spool_dir / "r1", [event])
     await world.poster.step()
@@ -257,10 +267,10 @@ async def test_reconciliation_puts_figures_right(world: World) -> None:
     await write(world.spool_dir / "r1", [event])
     await world.poster.step()
     await credit_figures.refresh(world.client, world.sessions, tenant_id)
-    out, credit = keyspace.outstanding(tenant_id), keyspace.credit(tenant_id)
+    out = keyspace.outstanding(tenant_id)
     # the removal of the posted one was lost
     await world.client.call("HSET", out, old.hex, 12_258_000, running.hex, 700)
-    await world.client.call("HSET", credit, "o", 12_258_000 + 700 + 99, "a", 5)
+    await set_figure(world.client, tenant_id, outstanding=12_258_000 + 700 + 99, available=5)
     with capture_logs() as logs:
         drift = await credit_figures.reconcile(world.sessions, world.client, SystemClock())
     assert await world.figures(tenant_id) == (987_742_000, 700, 1)

@@ -12,7 +12,6 @@ from billing import credit_figures, seals, terms, verify
 from billing.metrics import poster_metrics
 from billing.posting import Posting, ensure_partitions
 from billing.types import BillingMode, PriceSchedule, UsageEvent
-from core import keyspace
 from core.clock import ManualClock, SystemClock
 from core.db import Sessions, transaction
 from core.errors import PlatformError
@@ -21,6 +20,7 @@ from core.settings import Database
 from core.usage import TokenUsage
 from tests.factories import billing as make
 from tests.factories.billing_world import World
+from tests.factories.credit_figures import figure_of
 from tests.integration.billing.test_lots import balances
 from tests.integration.billing.test_verify import owner_of
 
@@ -133,7 +133,7 @@ async def test_the_figure_at_the_door_follows(world: World) -> None:
     await credit_figures.refresh(world.client, world.sessions, tenant_id)
     await to(world.sessions, tenant_id, POSTPAID, "10")
     await credit_figures.refresh(world.client, world.sessions, tenant_id, correct=True)
-    assert int(await world.client.call("HGET", keyspace.credit(tenant_id), "a")) == 15 * 10**9
+    assert (await figure_of(world.client, tenant_id)).available == 15 * 10**9
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ from datetime import datetime, timedelta
 
 from api.services import Services
 from billing import credit_alerts, crossings
-from core import db, keyspace
+from core import db
 from core.clock import ManualClock
 from core.money import parse_pico
 from tenants import api_keys, projects
 from tenants.types import LimitLevel, LimitMetric, LimitMode, Role
+from tests.factories.credit_figures import figure_of
 from tests.factories.people import member
 from tests.factories.spending import Spender, budget, spender, used
 from tests.factories.tenants import PEPPER
@@ -125,12 +126,12 @@ async def test_how_a_tenant_pays_is_changed_by_operators_and_audited(
     assert (put.status_code, put.json()["credit_limit"]) == (200, "100.000000000000"), put.text
     assert (await admin.get(f"{theirs}/balance")).json()["available"] == "120.000000000000"
     assert (await admin.get(theirs)).json()["billing_mode"] == "postpaid"
-    assert await services.valkey.call("HGET", keyspace.credit(who.tenant.id), "a") == b"120000000000"
+    assert (await figure_of(services.valkey, who.tenant.id)).available == 120_000_000_000
     wrong = await admin.call("PUT", f"{theirs}/billing-terms", json=wanted | {"billing_mode": "prepaid"})
     assert (wrong.status_code, wrong.json()["code"]) == (400, "INVALID_AMOUNT")
     back = await admin.call("PUT", f"{theirs}/billing-terms", json={"billing_mode": "prepaid", "note": "end of it"})
     assert back.status_code == 200, back.text
-    assert await services.valkey.call("HGET", keyspace.credit(who.tenant.id), "a") == b"20000000000"
+    assert (await figure_of(services.valkey, who.tenant.id)).available == 20_000_000_000
     kept = (await admin.get(f"{theirs}/billing-terms")).json()["items"]
     assert [(one["billing_mode"], one["note"]) for one in kept] == [
         ("prepaid", "end of it"),

@@ -16,7 +16,7 @@ from billing import credit_figures, price_book, tasks
 from billing.metrics import poster_metrics
 from billing.poster import Poster
 from billing.types import PriceSchedule, UsageEvent
-from core import db, keyspace, outbox
+from core import db, outbox
 from core.clock import SystemClock
 from core.ids import IdKind, format_id, new_uuid, parse_id
 from core.money import Currency
@@ -27,6 +27,7 @@ from tenants.types import KeyLimits, OperatorRole, Scope
 from tests.factories import billing as make
 from tests.factories import catalog
 from tests.factories.billing_world import write
+from tests.factories.credit_figures import figure_of
 from tests.factories.people import operator_person
 from tests.factories.tenants import customer
 from tests.integration.control.conftest import Client
@@ -91,7 +92,7 @@ async def test_a_top_up_adds_once_however_often_it_is_sent(admin: Client, servic
         "credit_limit": "0.000000000000",
     }
     tenant_id = parse_id(IdKind.TENANT, tenant.rpartition("/")[2])
-    assert await services.valkey.call("HGET", keyspace.credit(tenant_id), "a") == b"12500000000"
+    assert (await figure_of(services.valkey, tenant_id)).available == 12_500_000_000
 
 
 async def test_a_key_with_another_body_is_a_conflict(admin: Client) -> None:
@@ -123,7 +124,7 @@ async def test_credit_given_above_the_limit_needs_another_person(
     assert posted["decided_by"] != posted["requested_by"]
     assert (await admin.get(f"{tenant}/balance")).json()["available"] == "1000.000000000001"
     tenant_id = parse_id(IdKind.TENANT, tenant.rpartition("/")[2])
-    assert await services.valkey.call("HGET", keyspace.credit(tenant_id), "a") == b"1000000000000"
+    assert (await figure_of(services.valkey, tenant_id)).available == 1_000_000_000_000
     (lot,) = [lot for lot in (await admin.get(f"{tenant}/credit-lots")).json()["items"] if lot["source"] != "paid"]
     assert (lot["source"], lot["granted"], lot["available"]) == ("goodwill", posted["amount"], posted["amount"])
 
@@ -168,7 +169,7 @@ async def test_valkey_away_does_not_lose_a_top_up(admin: Client, services: Servi
     assert await outbox.execute(context, jobs, row) is outbox.Outcome.DONE
     tenant_id = parse_id(IdKind.TENANT, tenant.rpartition("/")[2])
     async with context.valkey() as client:
-        assert await client.call("HGET", keyspace.credit(tenant_id), "a") == b"3000000000"
+        assert (await figure_of(client, tenant_id)).available == 3_000_000_000
 
 
 async def test_the_hourly_verification_names_a_wrong_row(

@@ -7,12 +7,13 @@ import pytest
 
 from api.services import Services
 from billing import credit_figures, rerating, tasks
-from core import db, keyspace, outbox
+from core import db, outbox
 from core.ids import IdKind, format_id
 from core.tasks import Job, TaskContext
 from tenants import audit
 from tenants.types import AuditFilter, OperatorRole
 from tests.factories import billing as make
+from tests.factories.credit_figures import figure_of
 from tests.factories.people import operator_person
 from tests.integration.billing.test_price_preview import NOON, at, post
 from tests.integration.billing.test_rerating import two
@@ -66,8 +67,8 @@ async def test_from_the_question_to_the_figure(admin: Client, services: Services
     await _work(services)
     done = (await admin.get(path)).json()
     assert (done["state"], done["done_events"], done["given"]) == ("done", 3, "0.006315000000")
-    nano = await services.valkey.call("HGET", keyspace.credit(tenant_id), "a")
-    assert int(nano) == 1_000_000_000 - 3 * 12_258_000
+    nano = (await figure_of(services.valkey, tenant_id)).available
+    assert nano == 1_000_000_000 - 3 * 12_258_000
     assert [one["id"] for one in (await admin.get(RUNS)).json()["items"]] == [done["id"]]
     late = await admin.post(f"{path}/cancel")
     assert (late.status_code, late.json()["code"]) == (409, "RERATING_OVER")

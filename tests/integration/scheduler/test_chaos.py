@@ -9,10 +9,12 @@ import pytest
 
 from catalog.types import ServedModel
 from core.clock import SystemClock
+from core.credit_figure import read_figure
 from core.demand import Demand, Unit
 from core.errors import PlatformError
 from core.ids import new_uuid
 from core.tiers import Tier
+from tests.factories.credit_figures import figure_of
 from tests.factories.scheduler import Fleet, ask, concurrency, money, rate, served_model, spend, tokens
 
 USERS, SECONDS = 120, 20
@@ -82,9 +84,9 @@ async def test_nothing_is_left_behind(valkey: Path, seed: int, *, lose_data: boo
         await fleet.set_credit(tenant, 10**13)
 
     async def load_budgets(tenant: UUID, spends: tuple[Demand, ...]) -> None:
-        o = await fleet.client.call("HGET", f"{{tg}}:credit:{tenant.hex}", "o")
+        figure = await read_figure(fleet.client, tenant)
         for demand in spends:
-            await fleet.client.call("SET", f"{{tg}}:c:{demand.counter}", o or 0, "NX")
+            await fleet.client.call("SET", f"{{tg}}:c:{demand.counter}", figure.outstanding if figure else 0, "NX")
 
     loaders = {"credit_loader": load_credit, "budget_loader": load_budgets}
     for _ in range(4):
@@ -106,8 +108,7 @@ async def test_nothing_is_left_behind(valkey: Path, seed: int, *, lose_data: boo
             await fleet.rated(f"key:{tenant.hex}:{counter}")  # which checks that it is the sum of its buckets
         outstanding = await fleet.outstanding(tenant)
         assert {key: load.charged[key] for key in outstanding} == outstanding
-        o = await fleet.client.call("HGET", f"{{tg}}:credit:{tenant.hex}", "o")
-        assert int(o or 0) == sum(outstanding.values())
+        assert (await figure_of(fleet.client, tenant)).outstanding == sum(outstanding.values())
         if not lose_data:  # a loss between reading and making a budget leaves it to the minute's repair
             assert await fleet.count(f"key:{tenant.hex}:spend:t") == sum(outstanding.values())
     await fleet.close()

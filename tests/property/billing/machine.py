@@ -22,6 +22,7 @@ from billing.price_table import VersionPrices
 from billing.types import BillingMode, Meter, PriceDiscount, PriceItem, UsageEvent
 from core import db, keyspace
 from core.clock import ManualClock
+from core.credit_figure import parse_figure
 from core.ids import new_uuid
 from core.money import Currency
 from core.tiers import Tier
@@ -268,14 +269,19 @@ class BooksBase(RuleBasedStateMachine):
             call
             for tenant in self.tenants
             for call in (
-                self.fleet.client.call("HMGET", keyspace.credit(tenant), "a", "o"),
+                self.fleet.client.call("GET", keyspace.credit(tenant)),
                 self.fleet.client.call("HGETALL", keyspace.outstanding(tenant)),
             )
         ]
         said = await asyncio.gather(*asked)
         return [
-            (int(a), int(o or 0), {k.decode(): int(v) for k, v in zip(flat[::2], flat[1::2], strict=True)})
-            for (a, o), flat in zip(said[::2], said[1::2], strict=True)
+            (
+                figure.available,
+                figure.outstanding,
+                {k.decode(): int(v) for k, v in zip(flat[::2], flat[1::2], strict=True)},
+            )
+            for figure, flat in zip(map(parse_figure, said[::2]), said[1::2], strict=True)
+            if figure is not None
         ]
 
     def teardown(self) -> None:
