@@ -78,6 +78,7 @@ class Code(IntEnum):
     SETTLING = 7  # then: µs left
     UNKNOWN_BUDGET = 8
     UNKNOWN_FORM = 9
+    NEWER_LAYOUT = 10  # of `epoch`: replicas of a version that keeps its keys otherwise have taken over
 
 
 class Busy(IntEnum):

@@ -24,7 +24,7 @@ REAP_ROUNDS_MAX = 50
 
 
 class StaleEpoch(Exception):  # noqa: N818 - a state of the server
-    """The server lives another life than the one this replica knows."""
+    """The server lives another life than the one this replica knows, or one that it cannot take part in."""
 
 
 class Upkeep:
@@ -176,6 +176,8 @@ class Upkeep:
         keys: list[Part] = [keyspace.EPOCH, commands.OFFSET, commands.SETTLE, keyspace.BEAT, commands.AWAITED]
         args: list[Part] = [run_id, self._replica, secrets.token_hex(8), self._settle_us, before, step]
         reply = await self._call(commands.EPOCH, keys, args)
+        if reply[0] == Code.NEWER_LAYOUT:
+            raise StaleEpoch("gateways of a newer version have taken over: replace this one")
         return bytes(reply[1])
 
     async def heartbeat(self) -> None:

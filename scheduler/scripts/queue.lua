@@ -240,7 +240,15 @@ local function drop(epoch, lease, request, replica, now, served)
   if not text then return nil end
   remove_lease(lease, request, text)
   local s = caller_of(epoch, text, {lease})
-  if not s then return nil end
+  if not s then -- its form is gone: of its money can still be told
+    local tenant = string.match(text, ' {tg}:credit:(%x+)', LEASE_SIZE)
+    if tenant and served and sub(text, 1, 1) == 'G' then
+      call('HSET', P .. 'owed:' .. replica, request, tenant)
+    elseif tenant then
+      settle_alone(tenant, request, REMOVE)
+    end
+    return nil
+  end
   local v, member = parse(text), request .. ' ' .. replica
   if v.state == 'W' then
     leave_queue(s, member, v.tier, v.cost)

@@ -13,6 +13,7 @@ import pytest
 
 from catalog.types import ServedModel
 from cli.embedded import valkey as vk
+from core import keyspace
 from core.clock import SystemClock
 from core.errors import PlatformError
 from core.resp import RespClient
@@ -300,7 +301,7 @@ async def test_a_release_that_lost_data_undid_is_said_again(fleet: Fleet) -> Non
     assert await fleet.load(model) == (0, 0)
     for key, dump in zip(keys, dumps, strict=True):
         await fleet.client.call("RESTORE", key, 0, dump, "REPLACE")
-    await fleet.client.call("SET", "{tg}:epoch", "runid-of-the-old-primary:s:1:x")
+    await fleet.client.call("SET", "{tg}:epoch", "runid-of-the-old-primary:s:1:x:L2")
     await replica.resync()
     await replica.tick()
     assert await fleet.load(model) == (0, 0)
@@ -314,7 +315,7 @@ async def test_waiters_join_the_queue_again_after_a_restart_that_lost_them(fleet
     while replica.waiting < 1:
         await replica.heartbeat()
     await fleet.client.call("FLUSHALL")
-    await fleet.client.call("SET", "{tg}:epoch", "runid-of-the-old-primary:s:1:x")
+    await fleet.client.call("SET", "{tg}:epoch", "runid-of-the-old-primary:s:1:x:L2")
     await replica.resync()
     async with asyncio.timeout(30):
         while (await fleet.load(model))[1] == 0:
@@ -392,3 +393,36 @@ async def test_a_gateway_that_starts_without_valkey_joins_later(own_valkey: OwnV
     assert isinstance(await ask(replica, served_model()), Grant)
     await replica.close()
     await client.close()
+
+
+async def test_versions_that_keep_their_keys_otherwise_do_not_meet(fleet: Fleet) -> None:
+    """The newer one takes over at once; the older one does again when no newer one lives."""
+    replica = await fleet.replica()
+    epoch: bytes = await fleet.client.call("GET", keyspace.EPOCH)
+    newer = epoch.rpartition(b":L")[0] + b":L99"
+    await fleet.client.call("SET", keyspace.EPOCH, newer)
+    await replica.resync()
+    assert not replica.ready
+    assert await fleet.client.call("GET", keyspace.EPOCH) == newer
+    await fleet.advance(10.1)  # the last heartbeat is over
+    await replica.resync()
+    assert replica.ready
+    older = epoch.rpartition(b":L")[0]
+    await fleet.client.call("SET", keyspace.EPOCH, older)
+    other = await fleet.replica()
+    assert other.ready
+    found = await fleet.client.call("GET", keyspace.EPOCH)
+    assert found.split(b":")[1] == b"l"
+    assert found.rpartition(b":L")[2] == epoch.rpartition(b":L")[2]
+    assert await fleet.client.call("EXISTS", commands.SETTLE)
+
+
+async def test_the_money_of_a_lease_whose_form_is_gone_is_told(fleet: Fleet) -> None:
+    replica, model, tenant = await fleet.replica(), served_model(), uuid4()
+    await fleet.set_credit(tenant, 100)
+    grant = await ask(replica, model, money=money(tenant, 60))
+    lease = await fleet.client.call("HGET", "{tg}:lease:r0", grant.key)
+    await fleet.client.call("HSET", "{tg}:lease:gone", grant.key, lease.replace(grant.packed.form.encode(), b"f" * 32))
+    await fleet.client.call("ZADD", keyspace.BEAT, 1, "gone")
+    await replica.tick()
+    assert await fleet.client.call("HGETALL", "{tg}:owed:gone") == [grant.key, tenant.hex.encode()]
