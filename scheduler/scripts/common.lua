@@ -18,7 +18,6 @@ local LAYOUT = 2 -- of the keys below: raised by whoever changes what stands in 
 local P = '{tg}:'
 local BUCKETS = 60
 local CLAIM_US = 2000000
-local FORMS_MAX, FORM_TTL_S, FORM_CHECK_US = 12000, 21600, 3600000000
 local KEEP, REMOVE = -2, -1
 local FULL, TOO_LATE = 1, 2 -- why BUSY: no place to wait, or no hope to be served in time
 local LEASE, LEASE_SIZE, FORM_ID_SIZE = '<c1Bddddd', 42, 32
@@ -57,6 +56,9 @@ end
 -- Forms ---------------------------------------------------------------------------------------------------------------
 
 local entitled_of -- in entitlements.lua
+local form_of, keep_form
+do -- Lua allows 200 local names in one block, so what only this section needs ends with it
+local FORMS_MAX, FORM_TTL_S, FORM_CHECK_US = 12000, 21600, 3600000000
 local young, old, known, life = {}, {}, 0, ''
 
 -- Reads a form: deployment, limit, waiting_max, weight, caps, count of records, concurrencies, rates, budgets, 1 for money.
@@ -102,7 +104,7 @@ local function remember(id, f)
 end
 
 -- Returns the form of this id, nil when nobody here knows it; `text` makes it known.
-local function form_of(epoch, id, text)
+function form_of(epoch, id, text)
   if life == epoch then
     local f = young[id]
     if f then return f end
@@ -123,13 +125,14 @@ local function form_of(epoch, id, text)
 end
 
 -- Keeps the text of a form in use from lapsing; false when it is gone.
-local function keep_form(f, id, now)
+function keep_form(f, id, now)
   if call('EXPIRE', P .. 'form:' .. id, FORM_TTL_S) == 0 then
     young[id], old[id] = nil, nil
     return false
   end
   f.checked = now + FORM_CHECK_US
   return true
+end
 end
 
 local function caller(f, keys, owner)
@@ -182,13 +185,15 @@ local function key_of_spend(s, i) return s.keys[1 + s.form.ncap + s.form.nrecord
 -- follow (byte), and those, oldest first: number mod 2^32, count. When they are more than NEAR, that byte is FAR and they
 -- are the key b:<record>:<unit>, which is touched once a bucket; so a caller who comes now and then has all in one place,
 -- and one who comes all the time does not carry them along.
+local open_record, new_record, record_text, seconds_until_gone, turn_rate, add_to_rate, adjust_rate, rate_retry_s
+do
 local RATE, ENTRY, ENTRY_SIZE, NUMBERS = '<ddddB', '<I4d', 12, 4294967296
 local NEAR, FAR = 8, 255
 
 local function ring_of(key, unit) return P .. 'b:' .. sub(key, #P + 3) .. ':' .. unit end
 
 -- Reads a record into `v`, with at least so many rates. `closed` of a rate is nil as long as it is far and was not read.
-local function open_record(v, raw, units)
+function open_record(v, raw, units)
   local unit, pos, size = 0, 9, raw and #raw or 0
   v.conc = raw and unpack_struct('<d', raw) or 0
   while pos < size do
@@ -211,10 +216,10 @@ local function open_record(v, raw, units)
   v.units = max(unit, units)
 end
 
-local function new_record() return {[0] = {}, {}, {}} end
+function new_record() return {[0] = {}, {}, {}} end
 
 -- Returns a record's text. Closed buckets that were read find their place.
-local function record_text(v, key, window)
+function record_text(v, key, window)
   local text = pack('<d', v.conc)
   for unit = 0, v.units - 1 do
     local r = v[unit]
@@ -242,7 +247,7 @@ end
 local function number_of(short, newest) return newest - (newest - short) % NUMBERS end
 
 -- Brings a rate to this bucket: what has left the window is counted no more. Returns whether that changed it.
-local function turn_rate(r, key, unit, bucket)
+function turn_rate(r, key, unit, bucket)
   local gone = bucket - BUCKETS - 1
   if r.l <= gone then
     r.n, r.h, r.l, r.k, r.closed = 0, bucket, bucket, 0, ''
@@ -266,7 +271,7 @@ local function turn_rate(r, key, unit, bucket)
 end
 
 -- Adds to this bucket, whatever the limit; the rate has been brought to it.
-local function add_to_rate(r, key, unit, bucket, amount)
+function add_to_rate(r, key, unit, bucket, amount)
   if r.l < bucket then
     r.closed = closed_of(r, key, unit) .. pack(ENTRY, r.l % NUMBERS, r.k)
     r.l, r.k = bucket, 0
@@ -275,7 +280,7 @@ local function add_to_rate(r, key, unit, bucket, amount)
 end
 
 -- Adds d to the bucket of the instant `at`, unless that has left the window.
-local function adjust_rate(r, key, unit, width, at, d)
+function adjust_rate(r, key, unit, width, at, d)
   local bucket = floor(at / width)
   if bucket == r.l then
     r.n, r.k = r.n + d, r.k + d
@@ -292,12 +297,12 @@ local function adjust_rate(r, key, unit, width, at, d)
   end
 end
 
-local function seconds_until_gone(bucket, width, now)
+function seconds_until_gone(bucket, width, now)
   return max(1, ceil(((bucket + BUCKETS + 1) * width - now) / 1000000))
 end
 
 -- In how many seconds so much of a rate will have come back.
-local function rate_retry_s(r, key, unit, width, excess, now)
+function rate_retry_s(r, key, unit, width, excess, now)
   local closed = closed_of(r, key, unit)
   for pos = 1, #closed, ENTRY_SIZE do
     local short, count = unpack_struct(ENTRY, closed, pos)
@@ -305,6 +310,7 @@ local function rate_retry_s(r, key, unit, width, excess, now)
     if excess <= 0 then return seconds_until_gone(number_of(short, r.l), width, now) end
   end
   return seconds_until_gone(r.l, width, now)
+end
 end
 
 -- Money ---------------------------------------------------------------------------------------------------------------
