@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -21,7 +21,7 @@ from sqlalchemy import text
 from cli.embedded import valkey as vk
 from core import db
 from core.clock import SystemClock
-from core.credit_figure import parse_figure
+from core.credit_figure import LAYOUT
 from core.settings import Database
 from engine import simulator
 from engine.simulator import Options
@@ -133,11 +133,9 @@ def figures(valkey: Path, customer: Customer) -> dict[str, int]:
     with redis.Redis(unix_socket_path=str(valkey)) as client:
         raw = client.get(f"{{tg}}:credit:{customer.tenant_hex}")
         entries = client.hvals(f"{{tg}}:out:{customer.tenant_hex}")
-    assert isinstance(raw, bytes)
     assert isinstance(entries, list)
-    found = parse_figure(raw)
-    assert found is not None
-    return {"a": found.available, "o": found.outstanding, "entries": sum(map(int, entries))}
+    available, _, outstanding = map(int, LAYOUT.unpack(cast("bytes", raw)))
+    return {"a": available, "o": outstanding, "entries": sum(map(int, entries))}
 
 
 def code_of(answer: httpx.Response) -> tuple[int, str]:
