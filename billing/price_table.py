@@ -141,6 +141,17 @@ def _place(item: PriceItem) -> tuple[UUID, Tier, Meter, UUID | None, int]:
     return item.model_id, item.tier, item.meter, item.tenant_id, item.above_tokens
 
 
+class VersionParts(msgspec.Struct, frozen=True):
+    """A version's schedules as data, by model and tier, and those of tenants of their own."""
+
+    version_id: UUID
+    currency: Currency
+    plan_book: UUID | None
+    closed: frozenset[UUID]
+    listed: list[tuple[UUID, Tier, PriceSchedule]]
+    own: list[tuple[UUID, UUID, Tier, PriceSchedule]]
+
+
 class VersionPrices:
     """All schedules of one version. Never changed once made."""
 
@@ -175,6 +186,20 @@ class VersionPrices:
             (tenant_id, *offer): self._schedule(offer, {**listed.get(offer, {}), **prices})
             for (tenant_id, offer), prices in own.items()
         }
+
+    def parts(self) -> "VersionParts":
+        """Return all of it as data."""
+        listed = [(*offer, schedule) for offer, schedule in self._list.items()]
+        own = [(*whose, schedule) for whose, schedule in self._own.items()]
+        return VersionParts(self.version_id, self.currency, self.plan_book, self.closed, listed, own)
+
+    @classmethod
+    def of(cls, parts: "VersionParts") -> "VersionPrices":
+        """Return the version that these are the parts of."""
+        made = cls(parts.version_id, parts.currency, (), plan_book=parts.plan_book, closed=parts.closed)
+        made._list = {(model_id, tier): schedule for model_id, tier, schedule in parts.listed}
+        made._own = {(tenant_id, model_id, tier): schedule for tenant_id, model_id, tier, schedule in parts.own}
+        return made
 
     def schedule(self, model_id: UUID, tier: Tier, tenant_id: UUID) -> PriceSchedule | None:
         """Return the tenant's own prices where it has some, else the list's, else None."""
@@ -273,6 +298,15 @@ class PriceTable:
         """Return the instant after `at_us` at which other prices take effect; `NEVER_US` when none are published."""
         coming = self._next_us(currency, at_us)
         return coming if plan_book is None else min(coming, self._next_us(plan_book, at_us))
+
+    def parts(self) -> list[tuple[int, VersionParts]]:
+        """Return the versions with their effective instants (µs), as data."""
+        timelines = self._timelines.values()
+        return [
+            (at, version.parts())
+            for starts, versions in timelines
+            for at, version in zip(starts, versions, strict=True)
+        ]
 
     def _in_force(self, book: Currency | UUID, at_us: int | None) -> VersionPrices | None:
         starts, versions = self._timelines.get(book, ((), ()))

@@ -4,6 +4,7 @@
 ``lock``            held by the running `tidegate up`; its pid is in it
 ``secrets.json``    mode 600, made once: keys of the installation, database passwords, demo logins, token and API key
 ``postgres/``       the database; ``valkey/`` counters and the broker; ``spool/`` usage not posted yet; ``objects/``
+``policy/``         what gateways know of keys, models and prices, sealed, mode 600: for a start without the database
 ``mail/``           mails that no SMTP server is set for, mode 600
 ``logs/``           one file per process, and at most one older one beside it
 ``run/``            sockets, and ``processes.json``: what the last start started (name, pid, start time)

@@ -92,6 +92,7 @@ class Gateway(_Group):
     standard_wait_s: float = 10.0
     batch_wait_s: float = 120.0
     cache_trust_s: int = 60  # how long cached keys and prices are trusted with Postgres and Valkey away
+    policy_trust_s: int = 900  # how old what a gateway kept on disk may be when it starts without Postgres; 0: never
     global_inflight_max: int = 4096  # over all replicas
 
     @model_validator(mode="after")
@@ -227,6 +228,11 @@ class Settings(BaseSettings):
     def spool_dir(self) -> Path:
         """Below it one folder per gateway replica of this host."""
         return self.home / "spool"
+
+    @property
+    def policy_dir(self) -> Path:
+        """What gateways know, sealed, for a start without Postgres or Valkey; one folder per replica of this host."""
+        return self.home / "policy"
 
     @property
     def mail_dir(self) -> Path:

@@ -6,7 +6,7 @@ many gateways, one key stands for all of them.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 from uuid import UUID
 
@@ -55,6 +55,15 @@ class StateFeed:
     def current(self, deployment_id: UUID) -> DeploymentState | None:
         """Return the last state seen, at most a quarter of a second old while Valkey answers."""
         return self._states.get(deployment_id.hex)
+
+    def known(self) -> list[DeploymentState]:
+        """Return all states last seen."""
+        return list(self._states.values())
+
+    def restore(self, states: Iterable[DeploymentState]) -> None:
+        """Go by states of a former life until there is news of them; what is known already stays."""
+        for state in states:
+            self._states.setdefault(state.deployment, state)
 
     def request_wake(self, deployment_id: UUID) -> None:
         """Ask the controller for a ready engine, at most once a second from this process. Returns at once."""

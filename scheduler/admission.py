@@ -87,6 +87,7 @@ class Admission:
         upkeep = self._upkeep
         self.heartbeat, self.tick, self.resync = upkeep.heartbeat, upkeep.tick, upkeep.resync
         self.recount, self.drift = upkeep.recount, upkeep.drift
+        self.shares, self.restore = self._static.export, self._static.restore  # for a start without Valkey
         self._grants: dict[bytes, Grant] = {}
         self._asking: set[bytes] = set()
         # What was given back lately: said again when an answer may have been lost.

@@ -14,15 +14,36 @@ from collections.abc import Sequence
 from uuid import UUID
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from core.clock import Clock
 from core.tiers import Tier
 
 BLIP_S = 2.0
 WINDOW_S = 60.0
 PERCENT = {Tier.PRIORITY: 80, Tier.STANDARD: 50, Tier.BATCH: 0}
+PERCENT_FROM_DISK = {Tier.PRIORITY: 80, Tier.STANDARD: 0, Tier.BATCH: 0}
 REMEMBER_S = 600.0
 Name = tuple[UUID, str, tuple[str, ...], tuple[str, ...]]
 """Deployment, tenant in hex (empty without money), counters of the caller's limits, of its budgets."""
+
+
+class ShareFigures(msgspec.Struct, frozen=True):
+    """A share as data: grants, most in flight and tokens of a minute; credit and budget left (nano, -1: unknown)."""
+
+    name: Name
+    grants: float
+    inflight: float
+    tokens: float
+    credit: int = -1
+    budget: int = -1
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """All shares of a replica, and how many replicas there were."""
+
+    replicas: int = 1
+    shares: tuple[ShareFigures, ...] = ()
 
 
 class Share:
@@ -140,6 +161,7 @@ class FailStatic:
         self._credits: dict[str | tuple[str, ...], Credit] = {}  # by tenant and by budgets, likewise
         self.away = False
         self.replicas = 1
+        self._from_disk = False  # the shares are those of a former life: see `restore`
 
     def share(self, name: Name) -> Share:
         """Return the share of that name; a new one has had nothing."""
@@ -194,10 +216,36 @@ class FailStatic:
         return [self._credit(tenant), self._credit(budgets)] if budgets else [self._credit(tenant)]
 
     def came_back(self) -> None:
-        self.away = False
+        self.away = self._from_disk = False
+
+    def export(self) -> Figures | None:
+        """Return the shares as they would rule now; None in an outage, whose shares are those of its beginning."""
+        if self.away:
+            return None
+        now, found = self._clock.monotonic(), []
+        for share in list(self._shares.values()):
+            grants, mean, tokens = share.last_minute(now)
+            if grants:
+                left = (share.reply[2], share.reply[4]) if share.reply else (-1, -1)
+                found.append(ShareFigures(share.name, grants, max(mean, share.inflight), tokens, *left))
+        return Figures(self.replicas, tuple(found))
+
+    def restore(self, figures: Figures) -> None:
+        """Go by the shares of a former life of this replica, which started with Valkey away: for priority alone."""
+        if not self.away:
+            return
+        now, self.replicas, self._from_disk = self._clock.monotonic(), figures.replicas, True
+        for had in figures.shares:
+            share = self.share(had.name)
+            share.freeze(now)
+            share.allowed = (had.grants, had.inflight, had.tokens)
+            share.reply, share.heard_at = (0, 0, had.credit, 0, had.budget), now
+            self._sum_up(share)
 
     def percent(self, tier: Tier) -> int:
         """Return how much of its last minute's share a tier gets now."""
+        if self._from_disk:
+            return PERCENT_FROM_DISK[tier]
         return 100 if self._clock.monotonic() - self._since < BLIP_S else PERCENT[tier]
 
     def admits(self, share: Share, hold: int, tier: Tier, tokens: int = 0) -> bool:

@@ -13,7 +13,7 @@ import structlog
 import uvicorn
 import uvloop
 
-from api.inference import sweeper
+from api.inference import policy, sweeper
 from api.inference.access_log import AccessLog
 from api.inference.bearers import Bearers
 from api.inference.claims import Claims
@@ -24,6 +24,7 @@ from api.inference.ending import end_running as end_running_of
 from api.inference.gateway import Gateway
 from api.inference.metrics import Metrics
 from api.inference.new_keys import NewKeys
+from api.inference.policy import PolicyKeeper
 from api.inference.protocol import InferenceProtocol
 from api.inference.readiness import Readiness
 from api.inference.refusals import RefusalWriter
@@ -35,7 +36,7 @@ from billing import budgets, credit_figures
 from billing.spool import SpoolWriter
 from billing.spool_format import IDENTITY_NAME
 from core import db, logging
-from core.clock import SystemClock
+from core.clock import Clock, SystemClock
 from core.ids import new_uuid
 from core.reader import Reader
 from core.resp import RespClient
@@ -104,8 +105,7 @@ def listener(host: str, port: int) -> socket.socket:
 @asynccontextmanager
 async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follower, list[Coroutine[Any, Any, None]]]]:
     """Build the parts. Neither Postgres nor Valkey need be there; what misses is told by `/ready`."""
-    loop = asyncio.get_running_loop()
-    clock = SystemClock()
+    loop, clock = asyncio.get_running_loop(), SystemClock()
     metrics, directory, replica = Metrics(), Directory(), replica_name(settings)
     engine = db.create_engine(settings.database)
     sessions = db.create_sessions(engine)
@@ -152,14 +152,15 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         rehash=rehash.note,
     )
     gateway.cold_app = ColdApp(gateway, proxy, Readiness(gateway, admission))
-    follower = follower_of(gateway, settings, sessions, peppers)
+    keeper = keeper_of(gateway, settings, admission, states)
+    follower = follower_of(gateway, settings, sessions, peppers, partial(start_from_disk, settings, gateway))
     refusal_writer = RefusalWriter(gateway.refusals, sessions, new_uuid, metrics.add)
     try:
-        await admission.start()
-        await states.start()
-        work = [sweeper.run(gateway), register.run(), refusal_writer.run(), rehash.run(), bearers.run()]
+        await join(settings, clock, admission, states)
+        work = [sweeper.run(gateway), register.run(), refusal_writer.run(), rehash.run(), bearers.run(), keeper.run()]
         yield gateway, follower, work
     finally:
+        await keeper.close()
         await bearers.close()
         await new_keys.close()
         await refusal_writer.close()
@@ -174,7 +175,41 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         await engine.dispose()
 
 
-def follower_of(gateway: Gateway, settings: Settings, sessions: db.Sessions, peppers: Peppers) -> Follower:
+def keeper_of(gateway: Gateway, settings: Settings, admission: Admission, states: StateFeed) -> PolicyKeeper:
+    """What writes down what the gateway knows."""
+    return PolicyKeeper(
+        *(settings.policy_dir / replica_name(settings), sealing_key(settings.secrets.sealing)),
+        *(gateway.directory, gateway.clock),
+        shares=admission.shares,
+        states=states.known,
+    )
+
+
+def start_from_disk(settings: Settings, gateway: Gateway) -> bool:
+    """Go by what this replica's former life left on disk; tried once, as a file that is too old grows no younger."""
+    directory, trust_s = gateway.directory, settings.gateway.policy_trust_s
+    if directory.disk_note or not trust_s:
+        return False
+    folder = settings.policy_dir / replica_name(settings)
+    return policy.take(folder, directory, gateway.clock, sealing=sealing_key(settings.secrets.sealing), trust_s=trust_s)
+
+
+async def join(settings: Settings, clock: Clock, admission: Admission, states: StateFeed) -> None:
+    """Take part; with Valkey away go by what callers had in this replica's former life, and where engines listened."""
+    await admission.start()
+    await states.start()
+    if admission.ready:
+        return
+    folder = settings.policy_dir / replica_name(settings)
+    pulse = policy.read_pulse(folder, sealing_key(settings.secrets.sealing))
+    if pulse is not None and clock.now_us() - pulse.at_us <= settings.gateway.policy_trust_s * 1_000_000:
+        admission.restore(pulse.shares)
+        states.restore(pulse.states)
+
+
+def follower_of(
+    gateway: Gateway, settings: Settings, sessions: db.Sessions, peppers: Peppers, on_disk: Callable[[], bool]
+) -> Follower:
     """What keeps the gateway's directory true."""
     return Follower(
         gateway.directory,
@@ -186,6 +221,7 @@ def follower_of(gateway: Gateway, settings: Settings, sessions: db.Sessions, pep
         peppers=peppers.ids,
         end=partial(end_running_of, gateway),
         bearers=gateway.bearers,
+        on_disk=on_disk,
     )
 
 

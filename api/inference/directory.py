@@ -53,6 +53,8 @@ class Directory:
         self.settled = asyncio.Event()  # no changes are being applied
         self.settled.set()
         self.loaded = False
+        self.from_disk = False  # what is known was read from disk at the start, and Postgres was not seen since
+        self.disk_note = ""  # why the policy on disk was not taken
         self.fresh_at = 0.0  # monotonic time of the last successful look at Postgres
         self.offers: dict[tuple[int, str, Tier | None, str], Offer] = {}  # by key id, as a number: quick to hash
 

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from api.inference.directory import Directory
 from api.inference.gateway import Gateway
 from api.inference.ports import Spool
 from core.tiers import Tier
@@ -21,6 +22,12 @@ def spool_part(spool: Spool) -> str:
     return "ok" if not refused else "full" if len(refused) == len(Tier) else f"refuses {', '.join(refused)}"
 
 
+def _config_part(directory: Directory, age_s: float) -> str:
+    if directory.from_disk:
+        return f"from disk, {age_s:.0f} s old"
+    return "ok" if directory.loaded else directory.disk_note or "loading"
+
+
 class Readiness:
     """Postgres or Valkey away is told, but does not make a gateway unready: it goes on by what it knows."""
 
@@ -34,8 +41,8 @@ class Readiness:
         age_s = gateway.clock.monotonic() - directory.fresh_at
         fresh = age_s <= gateway.settings.cache_trust_s / 10
         parts = {
-            "config": "ok" if directory.loaded else "loading",
-            "postgres": "ok" if directory.loaded and fresh else "away",
+            "config": _config_part(directory, age_s),
+            "postgres": "ok" if directory.loaded and fresh and not directory.from_disk else "away",
             "valkey": "ok" if self._admission.ready else "away",
             "spool": spool_part(gateway.spool),
             "process": "draining" if gateway.draining else "ok",

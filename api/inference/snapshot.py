@@ -6,7 +6,7 @@ metrics.
 
 import asyncio
 import gc
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +20,7 @@ from api.inference.directory import Directory
 from api.inference.metrics import Metrics
 from billing import price_book
 from catalog import models
+from catalog.types import ServedModel
 from core.clock import Clock
 from core.db import Sessions, transaction
 from core.errors import PlatformError
@@ -37,6 +38,10 @@ END = ".end"  # kind of a change that also cuts what runs: ``tenant.end``
 _log = structlog.get_logger("gateway")
 
 
+def _nothing_on_disk() -> bool:
+    return False
+
+
 def _end_nothing(kind: str, entity_id: UUID) -> None:
     """For whoever has nothing that runs."""
 
@@ -45,7 +50,8 @@ class Follower:
     """One task and one connection of its own for the life of the process.
 
     `peppers` names those under which keys can be presented here; `end` is called, after the keys are up to date, for
-    each change that cuts what runs.
+    each change that cuts what runs. `on_disk` fills the directory from this replica's disk when Postgres is away at the
+    start, and says whether it could.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Follower:
         peppers: Collection[str] | None = None,
         end: Callable[[str, UUID], None] = _end_nothing,
         bearers: Bearers | None = None,
+        on_disk: Callable[[], bool] = _nothing_on_disk,
     ) -> None:
         self._directory = directory
         self._sessions = sessions
@@ -70,6 +77,7 @@ class Follower:
         self._peppers = peppers
         self._end = end
         self._bearers = bearers
+        self._on_disk = on_disk
 
     async def run(self, loaded: Callable[[], None]) -> None:
         """Follow for ever; `loaded` is called once the directory is whole for the first time."""
@@ -89,6 +97,8 @@ class Follower:
             except (psycopg.Error, SQLAlchemyError, OSError, TimeoutError) as error:
                 self._metrics.add("config_failures_total")
                 _log.warning("config.unreachable", error=type(error).__name__)
+                if not self._directory.loaded and self._on_disk():
+                    loaded()
             except Exception as bug:  # noqa: BLE001 - a row we cannot read must not end the following for ever
                 self._metrics.add("config_failures_total")
                 _log.error("config.unreadable", error=type(bug).__name__, exc_info=bug)
@@ -111,14 +121,14 @@ class Follower:
         self._directory.principals = found
         self._directory.changed()
         self._directory.revision = revision
-        self._directory.loaded = True
+        self._directory.loaded, self._directory.from_disk = True, False
         self._directory.fresh_at = self._clock.monotonic()
         self._metrics.add("config_reloads_total")
         gc.collect()
         gc.freeze()  # a full collection over all principals would stop the process for tenths of a second
 
     async def _catch_up(self, connection: "psycopg.AsyncConnection[Any]", loaded: Callable[[], None]) -> None:
-        if self._directory.loaded:
+        if self._directory.loaded and not self._directory.from_disk:
             await self._look(connection)
             return
         await self.load(connection)
@@ -205,17 +215,8 @@ class Follower:
     async def _load_catalog(self) -> None:
         async with transaction(self._sessions) as session:
             served = await models.load_served(session, self._report)
-        credentials = {}
-        for model in served.values():
-            if model.sealed_credential:
-                try:
-                    opened = unseal(self._sealing, model.sealed_credential, context=model.deployment_id.bytes)
-                except PlatformError:
-                    _log.error("credential.unreadable", deployment=model.deployment_id.hex)
-                    continue
-                credentials[model.deployment_id] = opened.decode("utf-8", "replace")
         self._directory.models = served
-        self._directory.credentials = credentials
+        self._directory.credentials = opened_credentials(self._sealing, served.values())
 
     async def _load_prices(self) -> None:
         async with transaction(self._sessions) as session:
@@ -228,6 +229,20 @@ class Follower:
     def _report(self, kind: str, row_id: UUID, error: Exception) -> None:
         self._metrics.add("config_unreadable_total")
         log_unreadable(kind, row_id, error)
+
+
+def opened_credentials(sealing: bytes, served: Iterable[ServedModel]) -> dict[UUID, str]:
+    """Return the upstream credentials by deployment; one that does not open is told and left out."""
+    credentials = {}
+    for model in served:
+        if model.sealed_credential:
+            try:
+                opened = unseal(sealing, model.sealed_credential, context=model.deployment_id.bytes)
+            except PlatformError:
+                _log.error("credential.unreadable", deployment=model.deployment_id.hex)
+                continue
+            credentials[model.deployment_id] = opened.decode("utf-8", "replace")
+    return credentials
 
 
 async def change_limits(directory: Directory, patches: Sequence[principals.LimitPatch]) -> set[UUID]:

@@ -289,3 +289,23 @@ def test_who_comes_back_after_a_long_rest_keeps_its_share() -> None:
         share.note_release(clock.monotonic())
     static.went_away()
     assert granted(static, clock, share, Tier.PRIORITY) == 10
+
+
+def test_the_shares_of_a_former_life_rule_for_priority_alone() -> None:
+    before, clock = FailStatic(ManualClock()), ManualClock()
+    name: Name = (UUID(int=9), "t", (), ())
+    for _ in range(10):
+        before.share(name).note_grant(0.0, 100, [1, 0, 1000, 0, -1])
+    before.replicas = 2
+    figures = before.export()
+    assert figures is not None
+    after = FailStatic(clock)
+    after.went_away()
+    after.restore(figures)
+    share = after.share(name)
+    assert not after.admits(share, 1, Tier.STANDARD)
+    assert not after.admits(share, 1, Tier.BATCH)
+    assert not after.admits(share, 501, Tier.PRIORITY)  # half of the credit last heard of: there were two replicas
+    assert sum(after.admits(share, 1, Tier.PRIORITY, 1) for _ in range(20)) == 8
+    after.came_back()
+    assert after.export() is not None
