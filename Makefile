@@ -107,6 +107,11 @@ bench-principals: setup-dev ## what 100,000 keys cost a gateway
 bench-verify: setup-dev ## seal and verify a book of 10 M usage events (ARGS="--events 1000000")
 	@$(BIN)/python -m bench.verify_ledger $(ARGS)
 
+.PHONY: bench-overload
+bench-overload: setup-dev ## real gateways beyond what engines serve (SIM_DIR=folder of the yardsticks; ARGS="load --scales 5")
+	@test -f "$(SIM_DIR)/overload_score.py" || { echo "bench-overload: name the folder of the yardsticks: make bench-overload SIM_DIR=..."; exit 1; }
+	@$(BIN)/python -m bench.overload --yardsticks "$(SIM_DIR)" $(or $(ARGS),load)
+
 .PHONY: sim
 sim: setup-dev ## admission's own scripts under overload, on a virtual clock (SIM_DIR=folder of the yardsticks; ARGS="--seeds 1")
 	@test -f "$(SIM_DIR)/overload_score.py" || { echo "sim: name the folder of the yardsticks (overload_load.py and others): make sim SIM_DIR=..."; exit 1; }

@@ -44,7 +44,7 @@ def _secrets() -> dict[str, str]:
     return loaded
 
 
-def _create_database(files: pg.PostgresFiles, port: int) -> None:
+def create_database(files: pg.PostgresFiles, port: int) -> None:
     with psycopg.connect(pg.url(files, port, "owner", "postgres"), autocommit=True) as connection:
         if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone():
             return
@@ -119,7 +119,7 @@ def run(until_gone: int | None) -> None:
         valkey = vk.start(HOME / "valkey", sockets / "valkey.sock")
         started.append(valkey)
         vk.wait_ready(HOME / "valkey", sockets / "valkey.sock", lambda: valkey.poll() is None)
-        _create_database(files, port)
+        create_database(files, port)
         db.migrate(pg.url(files, port, "owner", DATABASE))
         variables = environment(given, files, port, sockets / "valkey.sock")
         seed.run(_settings(variables), BUILD)

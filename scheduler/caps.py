@@ -14,6 +14,7 @@ KV_FULL = 0.9  # of the KV memory: above it engines begin to preempt
 KV_TARGET = 0.85
 TOLERANCE, SLOWEST = 1.5, 0.5  # gradient2: how much slower than of late is still well; the most it shrinks by
 SMOOTHING, TOKEN_SMOOTHING = 0.2, 0.3
+GROWTH = 0.3  # a second, of an empty engine whose tokens are not slower; the fuller or slower, the less
 SHRINK, SHRINK_EVERY_S = 0.9, 2.0
 LONG_S = 60.0  # what "of late" means for the time between tokens
 LOST_S, DECAY = 10.0, 0.95  # without figures for so long the caps fall, to this part each second
@@ -79,15 +80,14 @@ def after(caps: Caps, sample: Sample, *, per_pod: int) -> Caps:
             long *= 0.95
     full = saturation(sample)
     requests, shrunk_at = caps.requests, caps.shrunk_at_s
-    preempted = sample.preemptions > caps.preemptions
-    if full >= 1 or preempted:
+    if sample.kv_used >= KV_FULL or sample.preemptions > caps.preemptions:
         if sample.at_s - shrunk_at >= SHRINK_EVERY_S:
             requests, shrunk_at = min(requests, float(max(sample.inflight, pods))) * SHRINK, sample.at_s
+    elif sample.waiting >= WAITING_PER_POD * pods:  # prompts come faster than they are read, or all seats are taken
+        requests = min(requests, float(sample.inflight - sample.waiting + pods))
     elif sample.inflight >= requests / 2:  # else what it could hold is not known
         gradient = min(1.0, max(SLOWEST, TOLERANCE * long / itl)) if itl > 0 and long > 0 else 1.0
-        requests = (1 - SMOOTHING) * requests + SMOOTHING * (
-            gradient * requests + max(float(pods), math.sqrt(requests))
-        )
+        requests = _grown(requests, gradient, full, pods)
     return Caps(
         requests=min(most, max(float(pods), requests)),
         tokens=_tokens(caps.tokens, sample),
@@ -98,6 +98,13 @@ def after(caps: Caps, sample: Sample, *, per_pod: int) -> Caps:
         shrunk_at_s=shrunk_at,
         sampled_at_s=sample.at_s,
     )
+
+
+def _grown(requests: float, gradient: float, full: float, pods: int) -> float:
+    """Return the cap of an engine that is used and not full: after a burst it must not take a minute to come back."""
+    unhurried = (gradient - SLOWEST) / (1 - SLOWEST)
+    more = max(SMOOTHING * max(float(pods), math.sqrt(requests)), GROWTH * (1 - full) * unhurried * requests)
+    return requests * (1 - SMOOTHING + SMOOTHING * gradient) + more
 
 
 def _tokens(before: float, sample: Sample) -> float:

@@ -19,6 +19,7 @@ from tenants.types import LimitMode
 _FOLDER = Path(__file__).resolve().parent / "scripts"
 _SHARED = ("common", "leases", "entitlements", "queue", "preempt")
 _FUNCTIONS = ("acquire", "release", "register", "recount", "tick", "heartbeat", "epoch", "caps")
+_AFTER_ACQUIRE = ("preempt", "tick", "heartbeat", "epoch", "caps")
 _HEAD = """#!lua name=tidegate_{0}
 local function function_name(name) return 'tg_' .. name .. '_{0}' end
 """
@@ -27,8 +28,10 @@ local function function_name(name) return 'tg_' .. name .. '_{0}' end
 def _library() -> tuple[str, str]:
     """Return the library's text and the part of its names that changes with it, so that versions live side by side."""
     texts = {name: (_FOLDER / f"{name}.lua").read_text(encoding="utf-8") for name in (*_SHARED, *_FUNCTIONS)}
-    # What only one function needs stays with it: Lua allows 200 local names in one block.
-    parts = [texts[name] if name in _SHARED else f"do\n{texts[name]}\nend" for name in texts]
+    # What only one function needs stays with it, and `acquire` has names enough without those of preemption, which only
+    # comes after it: Lua allows 200 local names in one block.
+    order = sorted(texts, key=lambda name: name in _AFTER_ACQUIRE)
+    parts = [texts[name] if name in _SHARED else f"do\n{texts[name]}\nend" for name in order]
     body = "\n".join(parts)
     tag = hashlib.sha256(body.encode()).hexdigest()[:8]
     return _HEAD.format(tag) + body, tag

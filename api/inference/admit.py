@@ -8,6 +8,7 @@ from api.inference.job import Job, Request
 from billing import holds
 from core.errors import PlatformError
 from core.tiers import Tier
+from scheduler import patience
 
 SPOOL_RETRY_AFTER_S = (30, 10, 5)  # by tier: as the spool empties, the higher ones are let in first
 PATIENCE_HEADER = b"x-tidegate-max-wait"  # seconds the caller is willing to wait for a place or a wake
@@ -34,9 +35,9 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
         wait_s = min(most, gateway.tier_waits[offer.tier])
         for name in wire.RETRIES:
             if name in noted:
-                wait_s -= spent(noted[name])
+                wait_s = patience.of_retry(wait_s, offer.tier, tries(noted[name]))
     else:
-        most = wait_s = patience(header, most)
+        most = wait_s = named_patience(header, most)
     job.patience_until, job.place_until = job.started + most, job.started + wait_s
     input_tokens, output_tokens = estimate.prompt_tokens(call, model), estimate.output_tokens(call, model)
     grant = await gateway.admission.acquire(
@@ -100,16 +101,12 @@ def trusted(gateway: Gateway) -> bool:
     return age_s <= (settings.policy_trust_s if directory.from_disk else settings.cache_trust_s)
 
 
-def spent(tries: bytes) -> float:
-    """Return the seconds since the first try at least, when each pause was twice the one before and the first 1 s.
-
-    Who waits for a place is served by when it first came; a late try gets a place only where nobody waits.
-    """
-    count = int(tries) if tries.isdigit() and len(tries) <= 3 else 0
-    return float(2 ** min(count, 10) - 1)
+def tries(header: bytes) -> int:
+    """Return how many tries came before this one; what is no number is none."""
+    return int(header) if header.isdigit() and len(header) <= 3 else 0
 
 
-def patience(header: bytes, most: float) -> float:
+def named_patience(header: bytes, most: float) -> float:
     """Return the seconds the caller waits at most.
 
     Raises:

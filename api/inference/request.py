@@ -51,7 +51,16 @@ PLATFORM_ONLY = frozenset(
     {"priority", "cache_salt", "vllm_xargs", "kv_transfer_params", "id_slot", "cache_prompt", "request_id", "lora"}
 )
 MUST_HAVE = MappingProxyType({"chat": "messages", "completions": "prompt", "embeddings": "input", "tokenize": ""})
-TIERS = MappingProxyType({"priority": Tier.PRIORITY, "default": Tier.STANDARD, "flex": Tier.BATCH})
+# OpenAI's words, and those of our prices and receipts
+TIERS = MappingProxyType(
+    {
+        "priority": Tier.PRIORITY,
+        "default": Tier.STANDARD,
+        "flex": Tier.BATCH,
+        "standard": Tier.STANDARD,
+        "batch": Tier.BATCH,
+    }
+)
 BRACKETS_MAX = 100_000  # decoding millions of empty lists would hold the loop for more than a second
 MAX_CHOICES = 128
 LONG = 2048  # bytes; from here on it matters how quotes are counted
@@ -335,5 +344,7 @@ def _tier(name: Any) -> Tier | None:
         return None
     tier = TIERS.get(name) if type(name) is str else None
     if tier is None:
-        raise errors.invalid("The parameter 'service_tier' is auto, default, priority or flex.", "service_tier")
+        raise errors.invalid(
+            "The parameter 'service_tier' is auto, priority, default (or standard) or flex (or batch).", "service_tier"
+        )
     return tier

@@ -183,10 +183,16 @@ local function seconds(us) return min(60, max(1, ceil(us / 1000000))) end
 -- another one was taken out of the queue for it.
 local function door(s, epoch, lease, request, tier, wait_us, raw, has_less, now)
   local load, turns = {read_load(raw)}, read_turns(s.form.deployment)
-  local estimate_us = wait_of(s, tier, turns, {[0] = load[9], load[10], load[2] - load[9] - load[10]}, has_less)
+  local estimate_us = wait_of(s, tier, turns, {[0] = load[9], load[10], load[2] - load[9] - load[10]}, has_less, now)
   if wait_us <= 0 then return {BUSY, seconds(estimate_us), FULL} end
   if call('HEXISTS', lease, request) == 1 then return nil, estimate_us end -- it is in already
-  if estimate_us > wait_us then return {BUSY, seconds(estimate_us), TOO_LATE} end
+  if estimate_us > wait_us then
+    if tier == 2 then
+      note_missed(turns, now)
+      call('SET', P .. 'd:' .. s.form.deployment, turns_text(turns))
+    end
+    return {BUSY, seconds(estimate_us), TOO_LATE}
+  end
   if load[2] < s.form.waiting_max then return nil, estimate_us end
   if not make_place(epoch, s, tier, load, now) then return {BUSY, seconds(estimate_us), FULL} end
   return nil, estimate_us, true
@@ -271,6 +277,11 @@ local function acquire(keys, args)
     take_all(s, load, figure, false)
     join_queue(s, request .. ' ' .. sub(lease, #P + 7), tier, deadline, cost_of(input, output, 0), now, waiting)
   else
+    if waiting > 0 then -- it passes those of lower tiers, which counts for their floors and for how long they wait
+      local turns = read_turns(f.deployment)
+      note_given(turns, tier, cost_of(input, output, 0), now)
+      call('SET', P .. 'd:' .. f.deployment, turns_text(turns))
+    end
     local load = pack(LOAD, inflight + 1, waiting, now, tokens + need, f.limit, cap, token_cap, saturation, batch, standard)
     take_all(s, load, figure, true)
     if tier == 0 then call('ZADD', running_of(f.deployment, 0), now, request .. ' ' .. sub(lease, #P + 7)) end

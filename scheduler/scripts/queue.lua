@@ -23,8 +23,10 @@
 -- at the door, with nothing cached; in the end as used.
 local FLOOR = {[0] = 0.055, 0.21, 0} -- 5 and 20 % are promised
 local LATELY_US, STALL_US, REMEMBER_S = 20000000, 5000000, 120
-local TURNS, TURNS_SIZE = '<ddddddddddddd', 13
+local TURNS, TURNS_SIZE = '<ddddddddddddddd', 15
 local VT, ASKED, GIVEN, GIVEN_AT, SERVED, BUSY_US, SERVED_AT = 1, 4, 7, 10, 11, 12, 13
+-- of floors: to which part, when priority misses its time for so long without such a pause; places among the turns
+local YIELDS = {to = 0.5, after_us = 30000000, apart_us = 10000000, since = 14, at = 15}
 local OWNERS_TRIED, GRANTS_MAX, TIE = 8, 16, 0.001
 local NEW_US = 2000000 -- of a grant: its prompt is being read
 
@@ -38,7 +40,7 @@ local function running_of(deployment, tier) return P .. 'r:' .. deployment .. ':
 
 local function parse_turns(raw)
   if raw then return {unpack_struct(TURNS, raw)} end
-  return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 end
 
 local function read_turns(deployment) return parse_turns(call('GET', P .. 'd:' .. deployment)) end
@@ -112,16 +114,29 @@ local function note_served(turns, cost, now)
 end
 
 local function note_given(turns, tier, cost, now)
-  local kept = math.exp(-max(0, now - turns[GIVEN_AT]) / LATELY_US)
+  local kept = math.exp(-max(0, now - turns[GIVEN_AT]) / (LATELY_US / 2))
   for t = 0, 2 do turns[GIVEN + t] = turns[GIVEN + t] * kept end
   turns[GIVEN + tier], turns[GIVEN_AT] = turns[GIVEN + tier] + cost, now
+end
+
+-- Notes that a priority request is refused because it would be served too late.
+local function note_missed(turns, now)
+  if now - turns[YIELDS.at] > YIELDS.apart_us then turns[YIELDS.since] = now end
+  turns[YIELDS.at] = now
+end
+
+-- What part of the cost granted a tier that waits gets: half of its floor while priority alone is more than fits, which is
+-- when its requests have been refused as too late for 30 s.
+local function floor_of(turns, tier, now)
+  local missing = now - turns[YIELDS.at] <= YIELDS.apart_us and turns[YIELDS.at] - turns[YIELDS.since] >= YIELDS.after_us
+  return missing and FLOOR[tier] * YIELDS.to or FLOOR[tier]
 end
 
 -- How long a request that joins now will wait, in µs: what is before it over how fast the deployment serves. Of its own
 -- tier that is what fair turns let pass before it; a higher tier keeps what it had lately, a lower one its floor.
 -- `waiting`: requests by tier. `has_less`: than its tenant is entitled to: 'guaranteed', it is next; 'deserved', no other
 -- tenant's turn comes before.
-local function wait_of(s, tier, turns, waiting, has_less)
+local function wait_of(s, tier, turns, waiting, has_less, now)
   if has_less == 'guaranteed' then return 0 end
   if turns[BUSY_US] < 100000 or turns[SERVED] <= 0 then return 0 end -- nothing is known yet
   local higher, given, above, free = 0, 0, 0, 1
@@ -130,10 +145,12 @@ local function wait_of(s, tier, turns, waiting, has_less)
     if t > tier then
       higher, above = higher + turns[ASKED + t], above + turns[GIVEN + t]
     elseif t < tier and waiting[t] > 0 then
-      free = free - FLOOR[t]
+      free = free - floor_of(turns, t, now)
     end
   end
-  local part = given > 0 and max(FLOOR[tier], FLOOR[0], 1 - above / given) or 1
+  -- while none above it waits a tier gets half, whatever those had lately
+  local least = higher > 0 and max(floor_of(turns, tier, now), floor_of(turns, 0, now)) or 0.5
+  local part = given > 0 and max(least, 1 - above / given) or 1
   local own = turns[ASKED + tier]
   if waiting[tier] > 0 then
     local owners = call('ZCARD', queue_of(s.form.deployment, tier))
@@ -330,8 +347,8 @@ end
 
 -- Is this tier so far below its floor that a request of this cost is due? Most of it may be ahead, so that the mean is not
 -- below the floor.
-local function is_due(turns, tier, cost)
-  return turns[GIVEN + tier] + cost / 4 <= FLOOR[tier] * (turns[GIVEN] + turns[GIVEN + 1] + turns[GIVEN + 2])
+local function is_due(turns, tier, cost, now)
+  return turns[GIVEN + tier] + cost / 4 <= floor_of(turns, tier, now) * (turns[GIVEN] + turns[GIVEN + 1] + turns[GIVEN + 2])
 end
 
 -- Tries the first request of one tenant: 'next' (granted or dropped), 'full', 'stop', 'owner' (not this tenant now) or
@@ -352,7 +369,7 @@ local function try_owner(epoch, deployment, tier, owner, due, within, in_turn, l
     if not v or v.state == 'W' then dismiss(epoch, member, now, 'X') end
     return 'next'
   end
-  if due and not is_due(turns, tier, v.cost) then return 'none' end
+  if due and not is_due(turns, tier, v.cost, now) then return 'none' end
   local got = read_all(s)
   local fits = room(s, v, got, load, due, within, stand)
   if fits ~= 'fits' then return fits end
@@ -421,7 +438,7 @@ local function dispatch_one(epoch, deployment, now, above)
   end
   for tier = 0, above and -1 or 1 do
     local higher = waiting[2] + (tier == 0 and waiting[1] or 0)
-    if waiting[tier] > 0 and higher > 0 and is_due(turns, tier, 0) then
+    if waiting[tier] > 0 and higher > 0 and is_due(turns, tier, 0, now) then
       local result = dispatch_tier(epoch, deployment, tier, true, load, turns, entitled, stand, now)
       if result ~= 'none' then return result end
     end

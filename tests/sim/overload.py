@@ -11,7 +11,7 @@ from typing import Any
 
 from catalog.types import ServedModel
 from core.tiers import Tier
-from scheduler import caps
+from scheduler import caps, patience
 from scheduler.commands import Code
 from scheduler.waiting import PRESS_AFTER
 from tests.sim.scripts import Scripts
@@ -94,7 +94,7 @@ class World:
         name = f"{row['id']}.{number}"
         self.attempts[name] = attempt
         tier = Tier[row["tier"].upper()]
-        wait_s = max(0.0, TTFT_S[tier] - (2**number - 1))  # the time counts from the first attempt
+        wait_s = max(0.0, patience.of_retry(TTFT_S[tier], tier, number))
         attempt.until_s = now + wait_s
         reply = self.scripts.acquire(
             name,
@@ -126,7 +126,11 @@ class World:
         attempt.state = "running"
         attempt.record["granted_s"] = now
         attempt.sequence = self.engine.submit(
-            f"{row['id']}.{attempt.number}", row["prompt_tokens"], row["output_tokens"], owner=attempt
+            f"{row['id']}.{attempt.number}",
+            row["prompt_tokens"],
+            row["output_tokens"],
+            priority=Tier.PRIORITY - Tier[row["tier"].upper()],
+            owner=attempt,
         )
         self.note("start", now, attempt.sequence)
 
@@ -232,7 +236,7 @@ def simulate(
     rules: Rules = DEFAULT,
 ) -> World:
     """Run the schedule to its end; `outcomes` and `log` are what the scorer reads."""
-    world = World(yard, scripts, model, meta, yard.engine.Engine(), per_pod, rules)
+    world = World(yard, scripts, model, meta, yard.engine.Engine(policy="priority"), per_pod, rules)
     engine, state = world.engine, caps.Caps(requests=float(per_pod))
     scripts.set_time(0.0)
     for row in schedule:

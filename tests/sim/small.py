@@ -27,8 +27,9 @@ class Sequence:
 
 @dataclass
 class Engine:
-    """So many seats; whoever has one gets a token each step. First come, first served."""
+    """So many seats; whoever has one gets a token each step. First come, first served, whatever its policy."""
 
+    policy: str = ""
     running: list[Sequence] = field(default_factory=list)
     line: list[Sequence] = field(default_factory=list)
     kv_tokens: int = 10**9
@@ -37,7 +38,9 @@ class Engine:
     generated_total: int = 0
     steps: int = 0
 
-    def submit(self, name: str, prompt_tokens: int, output_tokens: int, owner: Any = None) -> Sequence:
+    def submit(
+        self, name: str, prompt_tokens: int, output_tokens: int, priority: int = 0, owner: Any = None
+    ) -> Sequence:
         sequence = Sequence(name, prompt_tokens, output_tokens, owner)
         self.line.append(sequence)
         return sequence

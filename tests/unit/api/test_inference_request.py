@@ -201,7 +201,11 @@ def test_stream_options_takes_what_it_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tier", "found"), [("auto", None), ("default", Tier.STANDARD), ("priority", Tier.PRIORITY), ("flex", Tier.BATCH)]
+    ("tier", "found"),
+    [
+        *(("auto", None), ("default", Tier.STANDARD), ("standard", Tier.STANDARD)),
+        *(("priority", Tier.PRIORITY), ("flex", Tier.BATCH), ("batch", Tier.BATCH)),
+    ],
 )
 def test_service_tiers(tier: str, found: Tier | None) -> None:
     assert parse("chat", body(service_tier=tier)).tier is found

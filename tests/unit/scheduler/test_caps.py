@@ -20,11 +20,28 @@ def test_the_batch_bound_by_formula() -> None:
         batch_bound(80, 0)
 
 
-def test_a_full_queue_of_the_engine_shrinks_the_cap_by_a_tenth_at_most_every_two_seconds() -> None:
-    first = after(Caps(30.0), sample(waiting=5, inflight=30), per_pod=64)
+def test_a_full_memory_of_the_engine_shrinks_the_cap_by_a_tenth_at_most_every_two_seconds() -> None:
+    first = after(Caps(30.0), sample(kv_used=0.9, inflight=30), per_pod=64)
     assert (first.requests, first.saturation) == (27.0, 1.0)
-    assert after(first, sample(waiting=5, inflight=27, at_s=11.0), per_pod=64).requests == 27.0
-    assert after(first, sample(waiting=5, inflight=27, at_s=12.0), per_pod=64).requests == pytest.approx(24.3)
+    assert after(first, sample(kv_used=0.95, inflight=27, at_s=11.0), per_pod=64).requests == 27.0
+    assert after(first, sample(kv_used=0.95, inflight=27, at_s=12.0), per_pod=64).requests == pytest.approx(24.3)
+
+
+def test_what_waits_in_the_engine_is_not_sent_again() -> None:
+    """Of 30 in flight 12 wait: its seats or its prefill hold 18; one more keeps it busy."""
+    held = after(Caps(30.0), sample(waiting=12, inflight=30, kv_used=0.4), per_pod=64)
+    assert (held.requests, held.saturation) == (19.0, 2.4)
+    assert after(Caps(10.0), sample(waiting=12, inflight=30), per_pod=64).requests == 10.0
+
+
+def test_it_comes_back_in_seconds_while_the_engine_is_empty_and_quick() -> None:
+    state = Caps(30.0, itl_s=0.02, itl_long_s=0.02)
+    for second in range(10, 18):
+        used = sample(at_s=float(second), inflight=int(state.requests), kv_used=0.3)
+        state = after(state, used, per_pod=128)
+    assert state.requests > 100
+    nearly_full = after(Caps(30.0), sample(inflight=30, kv_used=0.89), per_pod=128)
+    assert 31 < nearly_full.requests < 32
 
 
 def test_a_preemption_in_the_engine_shrinks_it_too() -> None:
