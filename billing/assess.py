@@ -17,6 +17,7 @@ MS_PER_DAY = 86_400_000
 US_PER_DAY = 86_400_000_000
 BIGINT_MAX = 2**63 - 1
 TEXT_MAX_CHARS = 1000
+PREEMPTIONS_MAX = 100  # far more than admission allows
 LAST_US = 253_402_300_799_999_999  # the end of the year 9999
 
 
@@ -99,11 +100,14 @@ def _malformed(event: UsageEvent, today: int) -> str:
     numbers = (
         *(usage.input_uncached, usage.input_cached, usage.input_cache_write, usage.output, usage.reasoning),
         *(event.amount_pico, event.admitted_at_us, event.ended_at_us, event.queue_us, event.ttft_us),
+        *(event.preemptions, event.waste_tokens, event.waste_us),
     )
     if min(numbers) < 0:
         return "a number is negative"
     if max(numbers) > BIGINT_MAX or max(event.admitted_at_us, event.ended_at_us) > LAST_US:
         return "a number is too large"
+    if event.preemptions > PREEMPTIONS_MAX:
+        return "it was preempted more often than a request can be"
     if not 0 <= event.http_status <= 999:
         return "the status is no HTTP status"
     return _mistimed(event, today)
@@ -123,6 +127,7 @@ def plain(value: str) -> str:
     return value[:TEXT_MAX_CHARS].replace("\0", "")
 
 
+NOT_PREEMPTED = "\\N\t\\N\t\\N"
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\0": None})
 
 
@@ -147,6 +152,10 @@ def _day(number: int) -> str:
     return date.fromordinal(number).isoformat()
 
 
+def _waste(e: UsageEvent) -> str:
+    return f"{e.preemptions}\t{e.waste_tokens}\t{e.waste_us}"
+
+
 def copy_line(e: UsageEvent, tx: str, min_charge_pico: int) -> str:
     """Return the event in COPY's text format, in the order of `posting_queries`' columns; `tx` is its transaction."""
     u = e.usage
@@ -156,5 +165,6 @@ def copy_line(e: UsageEvent, tx: str, min_charge_pico: int) -> str:
         f"{_field(e.endpoint)}\t{int(e.tier)}\t{e.currency.value}\t{e.outcome.value}\t{e.count_source.value}\t"
         f"{'t' if e.stream else 'f'}\t{e.http_status}\t{u.input_uncached}\t{u.input_cached}\t{u.input_cache_write}\t"
         f"{u.output}\t{u.reasoning}\t{e.amount_pico}\t{min_charge_pico}\t{instant(e.admitted_at_us)}\t{instant(e.ended_at_us)}\t"
-        f"{e.queue_us}\t{e.ttft_us}\t{_field(e.upstream_id)}\n"
+        f"{e.queue_us}\t{e.ttft_us}\t{_field(e.upstream_id)}\t"
+        f"{_waste(e) if e.preemptions else NOT_PREEMPTED}\n"
     )

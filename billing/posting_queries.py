@@ -11,15 +11,20 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.types import Transaction
 
-EVENT_COLUMNS = (
+_DIGESTED = (
     "id, tenant_id, day, tx_id, project_id, key_id, model_id, version_id, deployment_id, price_version_id, model,"
     " endpoint, tier, currency, outcome, count_source, stream, http_status, input_uncached, input_cached,"
     " input_cache_write, output, reasoning, amount_pico, min_charge_pico, admitted_at, ended_at,"
     " queue_us, ttft_us, upstream_id"
 )
+_WASTE = "preemptions, waste_tokens, waste_us"  # set of those that were preempted, all three or none
+EVENT_COLUMNS = f"{_DIGESTED}, {_WASTE}"
 # The digest of an event: over all its columns in Postgres' binary format (of its wire protocol, so that it stays), cut
 # to 128 bits. What these columns are never changes: a later one that allows null is added behind them where it is set.
-DIGEST = f"substr(sha256(record_send(ROW({EVENT_COLUMNS}, posted_at))), 1, 16)"
+DIGEST = (
+    f"substr(sha256(record_send(ROW({_DIGESTED}, posted_at))"
+    f" || CASE WHEN preemptions IS NULL THEN ''::bytea ELSE record_send(ROW({_WASTE})) END), 1, 16)"
+)
 # And of a transaction: over those of the events it posted, all of one day.
 TX_DIGEST = "sha256(string_agg(digest, ''::bytea ORDER BY id))"
 

@@ -80,6 +80,7 @@ class Receipt(msgspec.Struct, frozen=True):
     transaction_id: UUID | None = None
     above_tokens: int = 0  # of the long-context step that priced it; 0: none
     note: str = ""
+    preemptions: int = 0  # how often its place went to a higher tier; what that wasted is not charged
     reratings: tuple[ReceiptRerating, ...] = ()  # oldest first; `amount` and lines stay what was billed at first
 
     @property
@@ -185,6 +186,7 @@ async def _posted(session: AsyncSession, row: Row[Any]) -> Receipt:
         row.key_id,
         row.tx_id,
         above,
+        preemptions=row.preemptions or 0,
         reratings=tuple(
             ReceiptRerating(line.right_version, format_pico(line.to_pico), line.tx_id, line.booked_at, line.note)
             for line in await rerating_queries.lines_of(session, row.tenant_id, row.id)

@@ -169,6 +169,9 @@ class UsageEventRow(Base):
     upstream_id: Mapped[str] = mapped_column(Text)
     posted_at: Mapped[datetime] = mapped_column(Instant)
     digest: Mapped[bytes | None] = mapped_column(LargeBinary)
+    preemptions: Mapped[int | None] = mapped_column(SmallInteger)
+    waste_tokens: Mapped[int | None] = mapped_column(BigInteger)
+    waste_us: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class UsageRollupRow(Base):

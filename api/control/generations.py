@@ -70,6 +70,7 @@ class ReceiptOut(Output):
     key_id: str
     transaction_id: str | None
     note: str
+    preemptions: int = Field(description="How often its place went to a higher tier; that is not charged.")
     effective_amount: str = Field(description="What it comes to now: `amount`, or what the last re-rating made of it.")
     reratings: list[ReceiptReratingOut] = Field(description="Oldest first; the lines stay what was billed at first.")
 
@@ -115,6 +116,7 @@ def _out(receipt: Receipt) -> ReceiptOut:
             "key_id": format_id(IdKind.API_KEY, receipt.key_id),
             "transaction_id": receipt.transaction_id and format_id(IdKind.TRANSACTION, receipt.transaction_id),
             "note": receipt.note,
+            "preemptions": receipt.preemptions,
             "effective_amount": receipt.effective_amount,
             "reratings": [
                 {

@@ -78,6 +78,7 @@ class Metrics:
             "rehashed_total": 0,
             "rehash_dropped_total": 0,
             "internal_errors_total": 0,
+            "preempt_waste_tokens_total": 0,  # of prompts, in calls that were ended for a higher tier
             "idempotency_replayed_total": 0,
             "idempotency_refused_total": 0,
             "refusals_crowded_total": 0,

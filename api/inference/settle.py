@@ -25,6 +25,7 @@ LATE_REFUSED_S = 1.0  # then some work is let in to see whether the disk is quic
 CLIENT_LEFT = PlatformError("CLIENT_LEFT", ErrorKind.INVALID, "The client closed the connection.")
 CLIENT_LEFT_STATUS = 499  # only ever in logs and events: nobody is there to read it
 COMPLETED, UPSTREAM_ERROR, ENGINE = Outcome.COMPLETED, Outcome.UPSTREAM_ERROR, CountSource.ENGINE  # looked up once
+NEVER = (0, 0, 0)
 NOT_BILLED = {"UPSTREAM_TIMEOUT": Outcome.TIMEOUT, "PREEMPTED": Outcome.PREEMPTED}
 
 _log = structlog.get_logger("gateway")
@@ -185,11 +186,23 @@ def record(gateway: Gateway, job: Job, bill: Bill, status: int) -> Any:
         bill.quarantine,
         bill.raw_usage,
         job.claim.digest if job.claim is not None else b"",
+        *(preempted(gateway, job, bill, grant.preempted) if grant is not None and grant.preempted else NEVER),
     )
     event = UsageEvent(job.id, *job.offer.facts, *ending)
     durable = gateway.loop.create_future()
     gateway.spool.append(event, durable.set_result)
     return durable
+
+
+def preempted(gateway: Gateway, job: Job, bill: Bill, times: int) -> tuple[int, int, int]:
+    """How often it gave its place, and the waste: prompt tokens its ended calls were sent, and how long those ran (µs).
+
+    The prompt is counted as its answer's was, else as estimated: nobody is charged for it.
+    """
+    prompt = bill.usage.input_total or estimate.prompt_tokens(job.call, job.offer.model)
+    tokens = job.wasted_calls * prompt
+    gateway.metrics.add("preempt_waste_tokens_total", tokens)
+    return times, tokens, job.wasted_us
 
 
 def note_not_durable(gateway: Gateway, durable: "asyncio.Future[bool | None]") -> None:

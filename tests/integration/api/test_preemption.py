@@ -82,6 +82,8 @@ async def test_batch_gives_its_place_is_answered_later_and_billed_once(
     assert len(stack.rig.spool.events) == 2
     assert (by_tier[Tier.BATCH].amount_pico, by_tier[Tier.PRIORITY].amount_pico) == (ONE, ONE)
     assert by_tier[Tier.BATCH].outcome == "completed"
+    assert [(e.preemptions, e.waste_tokens) for e in (by_tier[Tier.BATCH], by_tier[Tier.PRIORITY])] == [(1, 20), (0, 0)]
+    assert 0 < by_tier[Tier.BATCH].waste_us < by_tier[Tier.BATCH].ended_at_us - by_tier[Tier.BATCH].admitted_at_us
     assert set((await fleet.outstanding(stack.rig.principal.tenant_id)).values()) == {ONE // 1000}
     assert await fleet.load(stack.rig.models["sim"]) == (0, 0)
     assert preemptions(stack.rig) == {("batch", "priority"): 1}
@@ -116,6 +118,8 @@ async def test_without_another_place_in_its_time_it_is_told_so_and_pays_nothing(
     assert 5 <= int(answer.headers["retry-after"]) <= 30
     event = stack.rig.event
     assert (event.outcome, event.amount_pico, event.http_status) == ("preempted", 0, 503)
+    assert event.preemptions == 1
+    assert event.waste_tokens >= 20  # an estimate, which is no less than it was
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
     await stack.rig.settled()

@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import psycopg
 import pytest
 
@@ -24,7 +25,8 @@ COLUMNS = (
     *("input_uncached", "input_cached", "input_cache_write", "output", "reasoning", "amount_pico", "min_charge_pico"),
     *("admitted_at", "ended_at", "queue_us", "ttft_us", "upstream_id", "posted_at"),
 )
-SMALL = {"tier", "http_status"}
+LATER = ("preemptions", "waste_tokens", "waste_us")  # of those that were preempted
+SMALL = {"tier", "http_status", "preemptions"}
 ONE_OF_THEM = "id = (SELECT id FROM usage_event WHERE outcome = 'timeout' ORDER BY id LIMIT 1)"
 OIDS = {UUID: 2950, date: 1082, str: 25, bool: 16, datetime: 1184}
 
@@ -43,12 +45,17 @@ def binary(column: str, value: Any) -> tuple[int, bytes]:
     return OIDS[type(value)], value.bytes if isinstance(value, UUID) else value.encode()
 
 
-def digest(event: dict[str, Any]) -> bytes:
-    parts = [struct.pack("!i", len(COLUMNS))]
-    for column in COLUMNS:
+def record(event: dict[str, Any], columns: tuple[str, ...]) -> bytes:
+    parts = [struct.pack("!i", len(columns))]
+    for column in columns:
         oid, data = binary(column, event[column])
         parts.append(struct.pack("!ii", oid, len(data)) + data)
-    return hashlib.sha256(b"".join(parts)).digest()[:16]
+    return b"".join(parts)
+
+
+def digest(event: dict[str, Any]) -> bytes:
+    later = b"" if event["preemptions"] is None else record(event, LATER)
+    return hashlib.sha256(record(event, COLUMNS) + later).digest()[:16]
 
 
 async def find(world: World) -> verify.Finding | None:
@@ -62,6 +69,7 @@ async def batch(world: World) -> UUID:
     tenant, s = await world.tenant("1")
     charged = [make.event(tenant, s, upstream_id=f"up \N{SNOWMAN} {n}") for n in range(3)]
     free = [make.event(tenant, s, outcome=Outcome.TIMEOUT) for _ in range(2)]
+    free[0] = msgspec.structs.replace(free[0], preemptions=1, waste_tokens=7, waste_us=9)
     await write(world.spool_dir / "r", [*charged, *free])
     await world.poster.step()
     assert await find(world) is None
@@ -76,7 +84,8 @@ async def test_a_digest_is_over_every_column_and_the_transactions_over_its_event
         owner.row_factory = psycopg.rows.dict_row  # type: ignore[assignment]
         events: list[Any] = owner.execute("SELECT * FROM usage_event ORDER BY id").fetchall()
         (tx,) = owner.execute("SELECT usage_sha256 AS sha256 FROM ledger_tx WHERE kind = 'usage'").fetchall()
-    assert set(COLUMNS) | {"digest"} == set(events[0])
+    assert {*COLUMNS, *LATER, "digest"} == set(events[0])
+    assert [event["preemptions"] for event in events].count(1) == 1
     assert [digest(event) for event in events] == [event["digest"] for event in events]
     assert tx["sha256"] == hashlib.sha256(b"".join(event["digest"] for event in events)).digest()  # type: ignore[call-overload]
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from billing import credit_figures, pricing, receipts, usage
 from billing.types import Meter, Outcome, PriceSchedule, UsageEvent
+from billing.verify import verify
 from core.db import transaction
 from core.errors import PlatformError
 from core.ids import new_uuid
@@ -48,6 +49,30 @@ async def test_a_receipt_shows_parts_prices_and_the_exact_amount(world: World) -
         (Meter.REASONING, 640, "6.000000", "0.003840000000"),
     ]
     assert found.transaction_id is not None
+
+
+async def test_what_was_preempted_is_billed_once_and_its_waste_is_the_platforms(world: World) -> None:
+    """The receipt says how often; the waste stands beside the event and is in no amount."""
+    tenant_id, s = await world.tenant("1")
+    waste = {"preemptions": 2, "waste_tokens": 24_690, "waste_us": 1_500_000}
+    answered = msgspec.structs.replace(make.event(tenant_id, s), **waste)
+    given_up = msgspec.structs.replace(make.event(tenant_id, s, TokenUsage(), outcome=Outcome.PREEMPTED), **waste)
+    odd = msgspec.structs.replace(make.event(tenant_id, s), preemptions=101)
+    plain = make.event(tenant_id, s)
+    await write(world.spool_dir / "r1", [answered, given_up, odd, plain])
+    await world.poster.step()
+    found = [await receipt(world, tenant_id, event.id) for event in (answered, given_up, odd, plain)]
+    assert [(one.state, one.amount, one.preemptions) for one in found if one is not None] == [
+        ("posted", "0.012258000000", 2),
+        ("posted", "0.000000000000", 2),
+        ("quarantined", "0.000000000000", 0),
+        ("posted", "0.012258000000", 0),
+    ]
+    rows = await world.rows("SELECT preemptions, waste_tokens, waste_us FROM usage_event ORDER BY id")
+    assert rows == [(2, 24_690, 1_500_000), (2, 24_690, 1_500_000), (None, None, None)]
+    assert await world.available(tenant_id) == parse_pico("1") - 2 * parse_pico("0.012258")
+    async with transaction(world.sessions) as session:
+        assert await verify(session) is None
 
 
 async def test_a_receipt_is_for_its_tenant_only(world: World) -> None:
