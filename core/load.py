@@ -14,11 +14,13 @@ class Load(msgspec.Struct, frozen=True):
     waiting: int = 0
     last_us: int = 0
     tokens: float = 0.0  # reserved by what is in flight, as estimated
+    waiting_batch: int = 0  # of `waiting`
+    waiting_standard: int = 0
 
 
 def parse_load(raw: bytes | None) -> Load:
     """Return the load in the value of `keyspace.deployment`; nobody ever called when there is none."""
     if raw is None:
         return Load()
-    inflight, waiting, last_us, tokens, *_ = LAYOUT.unpack(raw)
-    return Load(int(inflight), int(waiting), int(last_us), tokens)
+    inflight, waiting, last_us, tokens, _, _, _, _, batch, standard = LAYOUT.unpack(raw)
+    return Load(int(inflight), int(waiting), int(last_us), tokens, int(batch), int(standard))

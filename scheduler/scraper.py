@@ -16,6 +16,7 @@ from core.clock import Clock
 from core.load import parse_load
 from core.logging import get_logger
 from core.resp import RespClient, RespError, RespUnavailable
+from core.tiers import Tier
 from engine.figures import EngineFigures, read
 from knative.types import DeploymentState, Endpoint
 from scheduler import caps, commands
@@ -99,6 +100,10 @@ class Scraper:
         self._requests = Gauge("tidegate_admission_cap_requests", "The adaptive cap", labels, registry=registry)
         self._tokens = Gauge("tidegate_admission_cap_tokens", "Tokens as estimated; 0: none", labels, registry=registry)
         self._saturation = Gauge("tidegate_engine_saturation", "1 is full", labels, registry=registry)
+        of_tier = ("deployment", "tier")
+        self._queued = Gauge(
+            "tidegate_admission_queued", "Requests in our queue, of all gateways", of_tier, registry=registry
+        )
         self._waiting = Gauge("tidegate_engine_waiting", "Requests in the engines' queues", labels, registry=registry)
 
     async def run(self) -> None:
@@ -134,6 +139,9 @@ class Scraper:
         for gauge in (self._requests, self._tokens, self._saturation, self._waiting):
             with suppress(KeyError):
                 gauge.remove(deployment)
+        for tier in Tier:
+            with suppress(KeyError):
+                self._queued.remove(deployment, tier.label)
 
     async def _follow(self, state: DeploymentState, epoch: bytes) -> None:
         figures = await self._read(state.endpoints)
@@ -150,6 +158,10 @@ class Scraper:
             sample = followed.sample(figures, inflight=load.inflight, tokens=load.tokens, now_s=now_s)
             followed.caps = caps.after(followed.caps, sample, per_pod=self._seats)
             self._waiting.labels(deployment).set(sample.waiting)
+            queued = {Tier.BATCH: load.waiting_batch, Tier.STANDARD: load.waiting_standard}
+            queued[Tier.PRIORITY] = load.waiting - sum(queued.values())
+            for tier, count in queued.items():
+                self._queued.labels(deployment, tier.label).set(count)
             reading = msgspec.json.encode(Reading(self._clock.now_us(), figures))
             self._client.call("HSET", keyspace.FIGURES, deployment, reading)
         self._requests.labels(deployment).set(followed.caps.most)

@@ -50,8 +50,9 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
         wait_s=wait_s,
     )
     job.admitted_at_us = gateway.clock.now_us()
-    if grant.over:
-        gateway.refusals.note_over(job, grant.over)
+    gateway.admission_metrics.grants[model.name][offer.tier] += 1
+    if grant.queue_us or grant.over:
+        _note(gateway, job, grant)
     lines = offer.lines
     if lines.named:
         job.limits = lines.of(grant.reply)
@@ -60,6 +61,14 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
         else:  # decided without Valkey
             job.limits = gateway.seen_limits.headers(offer.principal, job.started)
     return grant
+
+
+def _note(gateway: Gateway, job: Job, grant: Any) -> None:
+    """Count what few requests have: a wait, and limits passed that refuse nothing."""
+    if grant.queue_us:
+        gateway.admission_metrics.waited(job.offer.tier, job.offer.model.name, grant.queue_us)
+    if grant.over:
+        gateway.refusals.note_over(job, grant.over)
 
 
 async def admit_again(gateway: Gateway, job: Job) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from api.inference import access, admission_metrics, errors
+from api.inference import access, errors
 from api.inference.bridge import Message
 from api.inference.control_proxy import ControlProxy, refuse
 from api.inference.gateway import Gateway
@@ -98,7 +98,7 @@ class ColdApp:
                 "spool_max_bytes": gateway.settings.spool_max_bytes,
             },
             {"spool_refuses": ("tier", {tier.label: int(gateway.spool.refuses(tier)) for tier in Tier})},
-            admission_metrics.lines(gateway.admission),
+            gateway.admission_metrics.lines(gateway.admission),
         )
 
     async def _models(self, path: str, headers: dict[bytes, bytes], scope: dict[str, Any]) -> Answer:

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from api.inference.access_log import AccessLog
+from api.inference.admission_metrics import AdmissionMetrics
 from api.inference.bearers import Bearers
 from api.inference.claims import Claims
 from api.inference.directory import Directory
@@ -114,6 +115,7 @@ class Gateway:
     retries: RetryBudget = field(default_factory=RetryBudget)
     turns: Iterator[int] = field(default_factory=itertools.count)  # equal replicas take turns
     seen_limits: SeenLimits = field(default_factory=SeenLimits)
+    admission_metrics: AdmissionMetrics = field(default_factory=AdmissionMetrics)
     heads: dict[bytes, tuple[Head, str, bool]] = field(default_factory=dict)  # by shape: endpoint, kept alive
     durable: Waiters = field(init=False)
     refusals: Refusals = field(init=False)

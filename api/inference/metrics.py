@@ -55,7 +55,6 @@ class Metrics:
         self.duration = Histogram(LATENCY_BUCKETS_S)
         self.ttft = Histogram(LATENCY_BUCKETS_S)
         self.gap = Histogram(GAP_BUCKETS_S)
-        self.queue = Histogram(LATENCY_BUCKETS_S)
         self.config_delay = Histogram(DELAY_BUCKETS_S)  # from a change of keys and the like to obeying it
         self.config_delay_max_s = 0.0
         self.input_tokens = self.cached_tokens = self.output_tokens = 0
@@ -150,7 +149,6 @@ class Metrics:
             ("request_duration_seconds", self.duration),
             ("ttft_seconds", self.ttft),
             ("itl_seconds", self.gap),
-            ("queue_seconds", self.queue),
             ("config_delay_seconds", self.config_delay),
         ):
             lines.append(f"# TYPE tidegate_gateway_{name} histogram")

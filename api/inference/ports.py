@@ -47,6 +47,11 @@ class Admission(Protocol):
         ...
 
     @property
+    def waiting(self) -> int:
+        """Requests of this gateway in the queue."""
+        ...
+
+    @property
     def drift(self) -> recount.Figures:
         """What recounts by this replica found."""
         ...

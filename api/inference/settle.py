@@ -293,6 +293,8 @@ def note(  # noqa: PLR0917 - one line of the log needs all of it
         code = error.code
         metrics.refusals[code] = metrics.refusals.get(code, 0) + 1
         gateway.refusals.note(job, error)
+        if job.relay is None and hasattr(job, "offer"):
+            gateway.admission_metrics.refused(job.offer.tier, job.offer.model.name, error)
     if bill is not None:
         pico = bill.pico
         first_at = job.relay.first_at if job.relay is not None else 0.0

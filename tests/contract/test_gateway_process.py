@@ -150,6 +150,7 @@ async def _ready_and_metrics_tell_the_truth(running: Running) -> None:
     assert 'tidegate_gateway_requests_total{endpoint="chat",status="200"} 1\n' in metrics
     assert 'tidegate_gateway_tokens_total{kind="output"} 12\n' in metrics
     assert 'tidegate_admission_drift{kind="global"} 0\n' in metrics
+    assert 'tidegate_admission_grants_total{tier="standard",model="sim"} 1\n' in metrics
     assert running.seeded.customer.tenant.id.hex not in metrics
     control = await running.client.get("/api/v1/projects")
     assert (control.status_code, control.json()["error"]["code"]) == (404, "NOT_FOUND")

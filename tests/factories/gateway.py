@@ -67,6 +67,8 @@ class FakeAdmission:
         self.calls: list[tuple[Any, float, Tier]] = []
         self.ready = True  # False: Valkey is away
         self.drift = recount.Figures()
+        self.waiting = 0
+        self.queue_us = 0  # how long every request waited
         self.over: tuple[Demand, ...] = ()  # soft and dark limits that every request passes
 
     def prepare(
@@ -99,7 +101,7 @@ class FakeAdmission:
         if self.gate is not None:
             await self.gate.wait()
         reply = [] if self.alone else reply_of(prepared)
-        grant = FakeGrant(request_id, hold, reply, over=self.over)
+        grant = FakeGrant(request_id, hold, reply, self.queue_us, over=self.over)
         self.held[request_id] = grant
         return grant
 
