@@ -62,7 +62,10 @@ class Call(Protocol):
 class Target:
     """One engine's address, with what is known about it by this process."""
 
-    __slots__ = ("address", "authority", "connecting", "heads", "https", "idle", "inflight", "live", "url", "waiting")
+    __slots__ = (
+        *("address", "authority", "connecting", "heads", "heard", "https", "idle", "inflight", "live", "silent_since"),
+        *("url", "waiting"),
+    )
 
     def __init__(self, url: str) -> None:
         """`url` is ``http://host:port``, ``https://…`` or ``unix:/path``, without /v1."""
@@ -82,7 +85,16 @@ class Target:
         self.connecting = 0
         self.inflight = 0
         self.waiting: deque[Flight] = deque()
+        self.heard = False  # a byte came since `listen` was last asked
+        self.silent_since = 0.0  # monotonic, while it owes answers; 0: it has said something lately
         self.heads: dict[tuple[str, str], bytes] = {}
+
+    def listen(self, now: float) -> None:
+        """Note whether it has said anything since this was last asked, while somebody waits for it."""
+        if self.heard:
+            self.heard, self.silent_since = False, 0.0
+        elif self.inflight and not self.silent_since:
+            self.silent_since = now
 
     def head(self, path: str, credential: str) -> bytes:
         """The request head up to the value of X-Request-Id."""
@@ -214,6 +226,7 @@ class Connection(asyncio.Protocol):
         if flight is None:  # an engine that speaks unasked cannot be trusted with the next request
             self.close()
             return
+        self.target.heard = True
         first, self.silent = self.silent, False
         if first:
             if self._recall(flight, data):
@@ -408,6 +421,11 @@ class UpstreamPool:
             target.waiting.popleft()
         if target.waiting:
             self._maybe_connect(target)
+
+    def listen(self, now: float) -> None:
+        """Note which targets say nothing to those who wait for them."""
+        for target in self._targets.values():
+            target.listen(now)
 
     def sweep(self, now: float) -> None:
         """Close what was idle for long, and forget targets that nobody uses."""

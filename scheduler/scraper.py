@@ -21,7 +21,7 @@ from engine.figures import EngineFigures, read
 from knative.types import DeploymentState, Endpoint
 from scheduler import caps, commands
 
-EVERY_S, TIMEOUT_S, LEASE_MS = 1.0, 0.8, 3000
+EVERY_S, PAUSE_MIN_S, TIMEOUT_S, LEASE_MS = 1.0, 0.05, 0.8, 3000
 AT_ONCE = 64  # engines asked at a time
 _STATE = msgspec.json.Decoder(DeploymentState)
 log = get_logger(__name__)
@@ -109,12 +109,14 @@ class Scraper:
     async def run(self) -> None:
         """Read until cancelled. With Valkey away nothing is read."""
         while True:
+            begun = self._clock.monotonic()
             with suppress(RespError, RespUnavailable):
                 if await self._leads():
                     await self.turn()
                 else:
                     self._followed.clear()
-            await asyncio.sleep(EVERY_S)
+            # an engine that does not answer takes all of its time, and must not make the figures of the others older
+            await asyncio.sleep(max(PAUSE_MIN_S, EVERY_S - (self._clock.monotonic() - begun)))
 
     async def _leads(self) -> bool:
         key = keyspace.SCRAPER

@@ -21,7 +21,7 @@ def route(gateway: Gateway, job: Job, *, besides: Target | None = None) -> Targe
     if state is None or state.state not in ANSWERING or not state.endpoints:
         return None
     targets = [gateway.pool.target(endpoint.url) for endpoint in state.endpoints]
-    return pick(targets, besides=besides, turn=next(gateway.turns))
+    return pick(targets, besides=besides, turn=next(gateway.turns), now=gateway.now)
 
 
 async def wake(gateway: Gateway, job: Job) -> Target:
@@ -46,4 +46,5 @@ async def wake(gateway: Gateway, job: Job) -> Target:
             del held[model.deployment_id]
     if state.state not in ANSWERING or not state.endpoints:
         raise errors.model_loading(state.eta_s, round(patience_s))
-    return pick([gateway.pool.target(endpoint.url) for endpoint in state.endpoints], turn=next(gateway.turns))
+    targets = [gateway.pool.target(endpoint.url) for endpoint in state.endpoints]
+    return pick(targets, turn=next(gateway.turns), now=gateway.now)

@@ -19,6 +19,7 @@ def sweep(gateway: Gateway, now: float) -> None:
         if now >= relay.deadline:
             gateway.metrics.add("timeouts_total")
             relay.time_out()
+    gateway.pool.listen(now)
     gateway.log.flush(gateway.loop)
 
 

@@ -9,6 +9,7 @@ from scheduler.router import pick
 @dataclass(eq=False)
 class Replica:
     inflight: int = 0
+    silent_since: float = 0.0
 
 
 def test_the_least_loaded_wins() -> None:
@@ -26,6 +27,21 @@ def test_another_one_is_asked_when_there_is_another() -> None:
     a, b = Replica(0), Replica(9)
     assert pick((a, b), besides=a) is b
     assert pick((a,), besides=a) is a
+
+
+def test_a_silent_one_is_asked_where_no_other_speaks_and_once_in_a_while() -> None:
+    hung, busy = Replica(0, silent_since=10.0), Replica(9)
+    assert pick((hung, busy), now=11.0) is hung  # not long enough to say
+    assert pick((hung, busy), now=11.5) is busy
+    assert pick((hung,), now=11.5) is hung
+    assert pick((hung, Replica(2, silent_since=9.0)), now=12.0) is hung
+    assert [pick((hung, busy), now=now) is hung for now in (41.4, 41.5, 41.6, 71.4, 71.5)] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(0, 100), st.integers(0, 7))
