@@ -7,6 +7,7 @@ work on the machine these say more than the time that passed.
 """
 
 import asyncio
+import gc
 import secrets
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from psycopg import sql
 from billing import ledger
 from billing.credits import top_up
 from billing.metrics import poster_metrics
-from billing.poster import Poster
+from billing.poster import GC_THRESHOLDS, Poster
 from cli.embedded import postgres as pg
 from cli.embedded import valkey as vk
 from core import db
@@ -75,6 +76,9 @@ async def drain(database: Database, valkey_url: str, spool_dir: Path, events: in
         [make.event(ids[n % tenants], schedules[ids[n % tenants]]) for n in range(events)],
         segment_bytes=8 * 1024 * 1024,
     )
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)  # as the process does
     poster = Poster(sessions, client, spool_dir, SystemClock(), poster_metrics(CollectorRegistry()))
     before, began, done = cpu_s(), time.perf_counter(), 0
     while count := await poster.step():

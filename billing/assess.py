@@ -156,13 +156,20 @@ def _waste(e: UsageEvent) -> str:
     return f"{e.preemptions}\t{e.waste_tokens}\t{e.waste_us}"
 
 
+@lru_cache(maxsize=65_536)
+def _hex(number: int) -> str:
+    """Return a UUID's digits; made once for those of tenants, keys and models, which come again and again."""
+    return f"{number:032x}"
+
+
 def copy_line(e: UsageEvent, tx: str, min_charge_pico: int) -> str:
     """Return the event in COPY's text format, in the order of `posting_queries`' columns; `tx` is its transaction."""
     u = e.usage
     return (
-        f"{e.id.hex}\t{e.tenant_id.hex}\t{_day(day_number(e.id))}\t{tx}\t{e.project_id.hex}\t{e.key_id.hex}\t"
-        f"{e.model_id.hex}\t{e.version_id.hex}\t{e.deployment_id.hex}\t{e.price_version_id.hex}\t{_field(e.model)}\t"
-        f"{_field(e.endpoint)}\t{int(e.tier)}\t{e.currency.value}\t{e.outcome.value}\t{e.count_source.value}\t"
+        f"{e.id.int:032x}\t{_hex(e.tenant_id.int)}\t{_day(day_number(e.id))}\t{tx}\t"
+        f"{_hex(e.project_id.int)}\t{_hex(e.key_id.int)}\t{_hex(e.model_id.int)}\t{_hex(e.version_id.int)}\t"
+        f"{_hex(e.deployment_id.int)}\t{_hex(e.price_version_id.int)}\t{_field(e.model)}\t"
+        f"{_field(e.endpoint)}\t{e.tier:d}\t{e.currency}\t{e.outcome}\t{e.count_source}\t"
         f"{'t' if e.stream else 'f'}\t{e.http_status}\t{u.input_uncached}\t{u.input_cached}\t{u.input_cache_write}\t"
         f"{u.output}\t{u.reasoning}\t{e.amount_pico}\t{min_charge_pico}\t{instant(e.admitted_at_us)}\t{instant(e.ended_at_us)}\t"
         f"{e.queue_us}\t{e.ttft_us}\t{_field(e.upstream_id)}\t"
