@@ -23,7 +23,7 @@ EVENT_COLUMNS = f"{_DIGESTED}, {_WASTE}"
 # to 128 bits. What these columns are never changes: a later one that allows null is added behind them where it is set.
 DIGEST = (
     f"substr(sha256(record_send(ROW({_DIGESTED}, posted_at))"
-    f" || CASE WHEN preemptions IS NULL THEN ''::bytea ELSE record_send(ROW({_WASTE})) END), 1, 16)"
+    f" || CASE WHEN num_nulls({_WASTE}) = 3 THEN ''::bytea ELSE record_send(ROW({_WASTE})) END), 1, 16)"
 )
 # And of a transaction: over those of the events it posted, all of one day.
 TX_DIGEST = "sha256(string_agg(digest, ''::bytea ORDER BY id))"
