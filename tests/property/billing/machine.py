@@ -5,6 +5,7 @@ import json
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from uuid import UUID
@@ -19,7 +20,7 @@ from billing.credit_figures import Settlement
 from billing.metrics import poster_metrics
 from billing.posting import Posting
 from billing.price_table import VersionPrices
-from billing.types import BillingMode, Meter, PriceDiscount, PriceItem, UsageEvent
+from billing.types import BillingMode, Meter, PriceDiscount, PriceItem, PriceSchedule, PriceStep, UsageEvent
 from core import db, keyspace
 from core.clock import ManualClock
 from core.credit_figure import parse_figure
@@ -30,7 +31,7 @@ from scheduler.types import Grant as Admitted
 from tests.factories import billing as make
 from tests.factories.scheduler import Fleet, served_model
 from tests.property.billing.model import FAR, Account, Event, Lot, Move
-from tests.property.billing.model_prices import Items, Offer, Version, discounted
+from tests.property.billing.model_prices import Items, Offer, Prices, Version, discounted
 
 T = TypeVar("T")
 START = datetime(2025, 12, 1, 0, 5, tzinfo=UTC)  # most that is late is of the month before
@@ -55,6 +56,7 @@ places = st.integers(0, 10**6)
 tenants = st.sampled_from([0, 0, 0, 1, 2])  # most of it happens to one, so that its lots meet
 PLAIN: Items = {(0, "input"): 1000, (0, "output"): 2000, (0, "min_charge"): 1001}
 STEPPED: Items = {**PLAIN, (0, "cached_input"): 1, (4, "input"): 2000, (4, "output"): 1000, (4, "cached_input"): 3}
+DISCOUNTS = (500_000, 500_000, 125_000, 333_333)  # millionths; half off 1 and 1001 pico is rounded to even
 FREE: Items = {(0, "input"): 0, (0, "output"): 0, (0, "min_charge"): 5000}  # but for the minimum
 
 
@@ -160,8 +162,14 @@ class BooksBase(RuleBasedStateMachine):
         """An id as a gateway would mint it then."""
         return make.uuid7_at(int(self.instant(minute).timestamp()), new_uuid().int & 0xFFFF_FFFF_FFFF)
 
-    @initialize(limit=st.integers(0, 15), paid=st.integers(0, 20), first=listed(), gifts=st.lists(gifts, max_size=3))
-    def open(self, limit: int, paid: int, first: Items, gifts: list[Gift]) -> None:
+    @initialize(
+        limit=st.integers(0, 15),
+        paid=st.integers(0, 20),
+        first=listed(),
+        gifts=st.lists(gifts, max_size=3),
+        off=st.sampled_from(DISCOUNTS),
+    )
+    def open(self, limit: int, paid: int, first: Items, gifts: list[Gift], *, off: int) -> None:
         self.run(self._open(limit * NANO))
         offers: dict[Offer, Items] = {
             (None, 0, 0): first,
@@ -169,7 +177,7 @@ class BooksBase(RuleBasedStateMachine):
             (None, 1, 0): PLAIN,
             (None, 1, 1): FREE,
         }
-        self.publish(offers, {})
+        self.publish(offers, {(1, 0, 1): off})
         self.put_in(paid * NANO, gifts)
 
     async def _open(self, limit: int) -> None:
@@ -220,6 +228,22 @@ class BooksBase(RuleBasedStateMachine):
             offers[place] = {**discounted(offers[None, place[1], place[2]], millionths), **offers.get(place, {})}
         self.versions.append(Version(offers))
         self.published.append(version)
+        self._compare_prices(version, self.versions[-1])
+
+    def _compare_prices(self, published: VersionPrices, version: Version) -> None:
+        """What each tenant pays for each model and tier, meter by meter and step by step."""
+        for who, model, tier in product(range(len(self.tenants)), range(len(MODELS)), range(len(TIERS))):
+            found = published.schedule(MODELS[model], TIERS[tier], self.tenants[who])
+            assert found is not None
+            parts: list[tuple[int, PriceSchedule | PriceStep]] = [
+                (-1, found),
+                *((one.above, one) for one in found.steps),
+            ]
+            steps = tuple(
+                (above, (one.input, one.cached_input, one.cache_write, one.output, one.reasoning))
+                for above, one in parts
+            )
+            assert Prices(steps, found.request, found.minimum) == version.prices(who, model, tier)
 
     # what must hold
 
@@ -298,19 +322,24 @@ class BooksBase(RuleBasedStateMachine):
         assert all(account.out.keys() <= running for account in self.accounts)
         await self._compare()
         async with db.transaction(self.books.sessions) as session:
-            rows = await session.execute(
-                text(
-                    "SELECT tenant_id, sum(requests), sum(amount_pico), sum(min_charge_pico) FROM usage_rollup"
-                    " WHERE tenant_id = ANY(:t) GROUP BY tenant_id"
-                ),
-                {"t": self.tenants},
+            rows = (await session.execute(text(ROLLUPS), {"t": self.tenants})).all()
+        assert {
+            (self.tenants.index(row[0]), row[1], MODELS.index(row[2]), TIERS.index(Tier(row[3]))): tuple(
+                int(one) for one in row[4:]
             )
-            assert {self.tenants.index(row[0]): [int(one) for one in row[1:]] for row in rows} == {
-                who: account.billed for who, account in enumerate(self.accounts) if account.billed[0]
-            }
+            for row in rows
+        } == {
+            (who, self.instant(minute), model, tier): tuple(sums)
+            for who, account in enumerate(self.accounts)
+            for (minute, model, tier), sums in account.billed.items()
+        }
         await self.fleet.close()
 
 
+ROLLUPS = """
+    SELECT tenant_id, minute, model_id, tier, sum(requests), sum(amount_pico), sum(min_charge_pico)
+    FROM usage_rollup WHERE tenant_id = ANY(:t) GROUP BY 1, 2, 3, 4
+"""
 # A row per tenant: its accounts that moved, and one hash over all of its rows.
 STATE = """
     SELECT coalesce((SELECT json_agg(json_build_array(a.id, a.code, b.debit::text, b.credit::text))

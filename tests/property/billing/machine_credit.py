@@ -1,5 +1,6 @@
 """Rules of credit: top-ups, grants, who decides on them, reversals, terms, and time that takes credit back."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -106,6 +107,14 @@ class CreditRules(BooksBase):
         for lot in await session.scalars(text(statement), {"t": self.tenants[who]}):
             self.lot_ids.setdefault(lot, f"lot{len(self.lot_ids)}")
 
+    @rule(who=tenants, gift=gifts, by=operators)
+    def give_to_the_bound(self, who: int, gift: Gift, by: int) -> None:
+        """More than the person has left alone today waits for another one, and then counts on nothing that is left."""
+        left = ALONE_MAX - self.accounts[who].alone_pico(PERSON[by], self.now)
+        self.do_give(who, replace(gift, amount=left + 1), by)
+        if left:
+            self.do_give(who, replace(gift, amount=min(left, gift.amount)), by)
+
     @precondition(lambda self: self.pending)
     @rule(pick=places, by=operators, agree=st.sampled_from([True, True, False]))
     def decide(self, pick: int, by: int, agree: bool) -> None:
@@ -159,7 +168,19 @@ class CreditRules(BooksBase):
     @rule(pick=places, by=operators)
     def reverse(self, pick: int, by: int) -> None:
         """A top-up, a grant or usage; once, and only where no credit is spent that it takes back."""
-        wanted = self.reversible[pick % len(self.reversible)]
+        self.do_reverse(self.reversible[pick % len(self.reversible)], by)
+
+    def reverse_usage(self) -> None:
+        """The newest usage that some person may reverse alone."""
+        for wanted in reversed(self.reversible):
+            account = self.accounts[wanted.who]
+            amount = sum(pico for _, _, pico in wanted.moves)
+            for by in range(2):
+                if isinstance(wanted.tx, int) and account.may_alone(PERSON[by], amount, self.now):
+                    self.do_reverse(wanted, by)
+                    return
+
+    def do_reverse(self, wanted: Undo, by: int) -> None:
         account, tenant_id = self.accounts[wanted.who], self.tenants[wanted.who]
         amount = sum(pico for _, _, pico in wanted.moves)
         alone = account.may_alone(PERSON[by], amount, self.now)

@@ -13,7 +13,7 @@ from billing.rerating import Run
 from billing.types import Meter
 from core import db
 from tests.factories import rerating as again
-from tests.property.billing.machine import MODELS, STEPPED, TIERS, listed, places, units
+from tests.property.billing.machine import DISCOUNTS, MODELS, STEPPED, TIERS, listed, places, units
 from tests.property.billing.machine_usage import UsageRules
 from tests.property.billing.model_prices import METERS, Items
 from tests.property.billing.model_rerating import Rerating, Sums, Wanted
@@ -22,7 +22,7 @@ PAGE = 4  # events of one batch
 ALWAYS = 10**6  # minutes
 chosen_meters = st.sets(st.sampled_from([*METERS, "request", "min_charge"]), min_size=1, max_size=3)
 some = st.sampled_from([frozenset[int](), frozenset[int](), frozenset({0}), frozenset({1})])
-tenths = st.sampled_from([500_000, 125_000, 333_333])
+cuts = st.sampled_from(DISCOUNTS)
 
 
 async def _alone(_session: AsyncSession, _tenant_id: UUID) -> None:
@@ -49,7 +49,7 @@ class PriceRules(UsageRules):
         who=st.sampled_from([0, 0, 1, 2]),
         model=st.integers(0, 1),
         tier=st.integers(0, 1),
-        off=st.one_of(st.none(), tenths),
+        off=st.one_of(st.none(), cuts),
         data=st.data(),
     )
     def publish_own(self, who: int, model: int, tier: int, off: int | None, data: st.DataObject) -> None:
@@ -92,9 +92,11 @@ class PriceRules(UsageRules):
         )
 
     @precondition(lambda self: any(account.posted for account in self.accounts))
-    @rule(right=places)
-    def rerate_all(self, right: int) -> None:
-        """All usage of the example at one version, then at another one."""
+    @rule(right=places, undone=st.sampled_from([True, True, False]))
+    def rerate_all(self, right: int, *, undone: bool) -> None:
+        """All usage of the example at one version, then at another one; what was reversed before stays reversed."""
+        if undone:
+            self.reverse_usage()
         if len(self.versions) == 1:
             self.publish(dict.fromkeys(self.versions[0].offers, STEPPED), {})
         for number in (right % len(self.versions), (right + 1) % len(self.versions)):

@@ -12,6 +12,7 @@ from billing import credit_figures, quarantine, reconcile
 from billing.credit_figures import Settlement
 from billing.types import Outcome
 from core import db, keyspace
+from core.credit_figure import LAYOUT, parse_figure
 from core.errors import PlatformError
 from core.ids import uuid7_time
 from core.money import nano_up
@@ -387,8 +388,9 @@ class UsageRules(CreditRules):
         async def work() -> credit_figures.Drift:
             client, key = self.fleet.client, keyspace.credit(self.tenants[who])
             await self.refresh(range(len(self.tenants)))
-            await client.call("HINCRBY", key, "a", off)
-            await client.call("HINCRBY", key, "o", off)
+            right = parse_figure(await client.call("GET", key))
+            assert right is not None
+            await client.call("SET", key, LAYOUT.pack(right.available + off, right.version, right.outstanding + off))
             return await credit_figures.reconcile(self.books.sessions, client, self.clock)
 
         drift = self.run(work())

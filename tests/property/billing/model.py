@@ -39,6 +39,11 @@ class Event:
     def cost(self) -> tuple[int, int]:
         return self.prices.cost(self.usage, self.outcome)
 
+    @property
+    def period(self) -> tuple[int, int]:
+        """Of what a transaction is: the day of its events' ids, and the month of their admission."""
+        return self.day, self.month
+
 
 @dataclass
 class Billed:
@@ -78,7 +83,7 @@ class Lot:
 
 @dataclass
 class UsagePosting:
-    """The usage of one batch and month: what it moved, and what each account paid of it and did not get back."""
+    """The usage of one batch, day and month: what it moved, and what each account paid of it and did not get back."""
 
     moves: list[Move]
     paid: dict[str, int]
@@ -103,7 +108,8 @@ class Account:
     alone: list[tuple[int, int, int]] = field(default_factory=list)  # person, minute, pico
     out: dict[str, int] = field(default_factory=dict)  # request → nano held, or used and not posted
     version: int = 1
-    billed: list[int] = field(default_factory=lambda: [0, 0, 0])  # requests, pico, pico by minimums; as first billed
+    # by minute of admission, model and tier: requests, pico, pico by minimums; as first billed
+    billed: dict[tuple[int, int, int], tuple[int, int, int]] = field(default_factory=dict)
 
     def left(self, lot: Lot) -> int:
         return self.credit[lot.name] - self.debit[lot.name]
@@ -164,8 +170,11 @@ class Account:
 
     def may_alone(self, by: int, amount: int, now: int) -> bool:
         """Whether a person adjusts so much without another one; what others approved does not count."""
-        before = sum(pico for who, at, pico in self.alone if who == by and at > now - DAY)
-        return before + amount <= ALONE_MAX
+        return self.alone_pico(by, now) + amount <= ALONE_MAX
+
+    def alone_pico(self, by: int, now: int) -> int:
+        """Return what a person adjusted alone in the last day."""
+        return sum(pico for who, at, pico in self.alone if who == by and at > now - DAY)
 
     def give(self, lot: Lot, amount: int) -> list[Move]:
         self.lots.append(lot)
@@ -194,13 +203,13 @@ class Account:
         return event.digest is not None and any(event.cost) and near
 
     def use(self, batch: Iterable[Event]) -> bool:
-        """Post what is new of a batch: a transaction per month, in the order of minutes, models and tiers."""
-        posting: dict[int, int] = {}
+        """Post what is new of a batch: a transaction per day and month, in the order of minutes, models and tiers."""
+        posting: dict[tuple[int, int], int] = {}
         new: list[Billed] = []
-        months: list[int] = []
+        seen: list[tuple[int, int]] = []
         for event in batch:
-            if event.month not in months:
-                months.append(event.month)
+            if event.period not in seen:
+                seen.append(event.period)
             if event.key not in self.posted:
                 repeat = self.repeats(event)
                 cost = (0, 0) if repeat else event.cost
@@ -208,12 +217,12 @@ class Account:
                     self.bills.append((event.digest, event.minute))
                 new.append(Billed(event, 0, cost, event.prices, event.version, repeat))
                 self.posted[event.key] = new[-1]
-        for month in months:  # the ids of transactions are in this order
-            if any(one.event.month == month for one in new):
-                posting[month] = len(self.postings)
+        for period in seen:  # the ids of transactions are in this order
+            if any(one.event.period == period for one in new):
+                posting[period] = len(self.postings)
                 self.postings.append(UsagePosting([], {}))
         for one in new:
-            one.tx = posting[one.event.month]
+            one.tx = posting[one.event.period]
         self._spend(new)
         for number in posting.values():
             self.book(self.postings[number].moves)
@@ -228,9 +237,8 @@ class Account:
         for place in sorted(groups):
             group = groups[place]
             own, minimum = (sum(one.cost[n] for one in group) for n in (0, 1))
-            self.billed = [
-                now + more for now, more in zip(self.billed, (len(group), own + minimum, minimum), strict=True)
-            ]
+            requests, pico, by_minimum = self.billed.get(place, (0, 0, 0))
+            self.billed[place] = requests + len(group), pico + own + minimum, by_minimum + minimum
             for revenue, amount in (("revenue", own), ("minimum", minimum)):
                 for source, part in self.split(group[0].event, amount, spent):
                     by_posting[group[0].tx][source, revenue] += part
