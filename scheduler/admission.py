@@ -247,7 +247,7 @@ class Admission:
             self._give_back(key, given)
 
     async def wait_again(self, grant: Grant, wait_s: float) -> Grant:
-        """Give the request's place to the higher tier that asked for it; return once it has another.
+        """Give the request's place to the one that asked for it; return once it has another.
 
         Nothing of the request may run any more. It keeps its age, and what it took of limits and money. While Valkey
         is away nobody needs the place, so it keeps that as well.

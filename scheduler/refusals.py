@@ -100,12 +100,12 @@ def busy(model: str, retry_after_s: int, reason: str) -> PlatformError:
 
 
 def preempted(model: str, retry_after_s: int) -> PlatformError:
-    """Return the 503 of a request whose place went to a higher tier and that found no other in its time."""
+    """Return the 503 of a request whose place went to one before it and that found no other in its time."""
     wait = min(PREEMPTED_RETRY_S[1], max(PREEMPTED_RETRY_S[0], retry_after_s))
     return PlatformError(
         "PREEMPTED",
         ErrorKind.UNAVAILABLE,
-        f"A request of a higher tier needed this one's place on {model}. Nothing was charged. Try again in {wait} s.",
+        f"A request that goes before this one needed its place on {model}. Nothing was charged. Try again in {wait} s.",
         retry_after_s=wait,
     )
 

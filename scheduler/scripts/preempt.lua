@@ -1,4 +1,5 @@
--- Preemption: a request of a higher tier that has waited long gets the place of one of a lower tier. See ADR 0034.
+-- Preemption: a request of a higher tier that has waited long gets the place of one of a lower tier. See ADR 0034. And
+-- batch of a tenant that has less than it deserves gets that of one that has more than it deserves (reclaim, ADR 0035).
 --
 -- A replica is asked for the place (message P<tier>) and answers with `yield`: it has ended the engine's call, or it may not,
 -- because the caller has had a byte. The place is free with the answer and no earlier, so no cap is ever exceeded. Who is
@@ -12,7 +13,9 @@ local PATIENCE = {0.8, 0.5} -- by tier from standard: how much of it is gone bef
 local SECOND_US, ANSWER_US, KEEP_S = 1000000, 2000000, 60
 local PER_SECOND = 0.05 -- of what is in flight, at least one
 local HEAT, HEAT_US = 1.2, 5000000 -- so full for so long is an emergency
-local LOOKED_AT = 32
+local RECLAIM_US, RECLAIM_PART = 5000000, 0.5 -- batch waits so long, or for this part of its time, before it takes back
+-- Grants looked at for a victim. With entitlements more: what is lent is older than what those below their share were granted.
+local LOOKED_AT, LOOKED_AT_ENTITLED = 32, 256
 
 local function asked_of(deployment) return P .. 'a:' .. deployment end
 
@@ -70,8 +73,9 @@ local function lease_of(epoch, member)
   if s then return s, text, parse(text), request, replica end
 end
 
--- Counts the places that have been asked for and not yet given out of `load`; forgets those whose time is over.
-local function count_asked(epoch, deployment, load, now)
+-- Counts the places that have been asked for and not yet given out of `load` and of what their tenants have; forgets those
+-- whose time is over.
+local function count_asked(epoch, deployment, load, entitled, stand, now)
   local asked = call('HGETALL', asked_of(deployment))
   for i = 1, #asked, 2 do
     local at = unpack_struct('<dd', asked[i + 1])
@@ -80,6 +84,8 @@ local function count_asked(epoch, deployment, load, now)
       call('HDEL', asked_of(deployment), asked[i])
     else
       load[1], load[4] = load[1] - 1, load[4] - v.input - v.output
+      local place = entitled and entitled.place[s.owner]
+      if place then stand.n[place] = stand.n[place] - 1 end
     end
   end
 end
@@ -103,6 +109,30 @@ local function pressing(epoch, deployment, load, entitled, stand, now)
   end
 end
 
+-- Where batch alone waits: the tenant below what it deserves whose turn it is, as `pressing`.
+local function reclaiming(epoch, deployment, load, entitled, stand, had, now)
+  for n, owner in ipairs(waiting_entitled(queue_of(deployment, 0), entitled, function(i)
+    return had[i] < entitled.deserved[i]
+  end)) do
+    local member = call('ZRANGE', line_of(deployment, 0, owner), 0, 0)[1]
+    local s, _, v, _, replica
+    if member then s, _, v, _, replica = lease_of(epoch, member) end
+    if n > OWNERS_TRIED or not s or v.state ~= 'W' or v.deadline <= now or not alive(replica, now) then return nil end
+    local got, within = read_all(s), stand.within[entitled.place[owner]]
+    local fits = room(s, v, got, load, false, within, stand)
+    if fits ~= 'owner' then
+      if fits ~= 'full' or now < v.at + min(RECLAIM_US, (v.deadline - v.at) * RECLAIM_PART) then return nil end
+      return s, v, got, within
+    end
+  end
+end
+
+-- Has the tenant of this request more than it deserves? Who is entitled to nothing deserves nothing.
+local function is_above(s, entitled, stand)
+  local i = entitled.place[s.owner]
+  return not i or stand.n[i] > entitled.deserved[i]
+end
+
 -- May the tenant of this request do without it? What is guaranteed to it would come back to it at once.
 local function may_miss(s, load, entitled, stand)
   local i = entitled and entitled.place[s.owner]
@@ -112,23 +142,37 @@ local function may_miss(s, load, entitled, stand)
   return true
 end
 
--- Appends victims of one tier, newest first, until the head fits; true when it does.
-local function choose(epoch, deployment, tier, head, load, entitled, stand, most, chosen, now)
+-- Reads a grant that may be preempted: a victim, or false. `unsent_only`: one that its replica has not claimed.
+local function victim_of(epoch, index, member, granted_at, unsent_only, now)
+  local s, text, v, request, replica = lease_of(epoch, member)
+  if not s or v.state ~= 'G' then
+    call('ZREM', index, member)
+    return false
+  end
+  if not alive(replica, now) or (unsent_only and not call('ZSCORE', P .. 'unclaimed', member)) then return false end
+  return {s, text, v, member, granted_at, request, replica}
+end
+
+-- Appends victims of one tier until the head fits; true when it does. First those of tenants above what they deserve, if any
+-- are entitled (`above_only`: no others); the newest grant first.
+local function choose(epoch, deployment, tier, head, load, entitled, stand, above_only, most, chosen, now)
   local oldest, unsent_only = '-inf', false
   if tier == 1 then oldest, unsent_only = now - NEW_US, not is_emergency(deployment, now) end
-  local index = running_of(deployment, tier)
-  local found = call('ZREVRANGEBYSCORE', index, '+inf', oldest, 'WITHSCORES', 'LIMIT', 0, LOOKED_AT)
-  for i = 1, #found, 2 do
-    if #chosen >= most then return false end
-    local member = found[i]
-    local s, text, v, request, replica = lease_of(epoch, member)
-    if not s or v.state ~= 'G' then
-      call('ZREM', index, member)
-    elseif alive(replica, now) and not (unsent_only and not call('ZSCORE', P .. 'unclaimed', member))
-      and may_miss(s, load, entitled, stand) then
-      chosen[#chosen + 1] = {s, text, v, member, tonumber(found[i + 1]), request, replica}
-      load[1], load[4] = load[1] - 1, load[4] - v.input - v.output
-      if room(head.s, head.v, head.got, load, false, head.within, stand) == 'fits' then return true end
+  local index, looked = running_of(deployment, tier), {}
+  local looked_at = entitled and LOOKED_AT_ENTITLED or LOOKED_AT
+  local found = call('ZREVRANGEBYSCORE', index, '+inf', oldest, 'WITHSCORES', 'LIMIT', 0, looked_at)
+  for pass = entitled and 1 or 2, above_only and 1 or 2 do
+    for i = 1, #found, 2 do
+      if #chosen >= most then return false end
+      if looked[i] == nil then
+        looked[i] = victim_of(epoch, index, found[i], tonumber(found[i + 1]), unsent_only, now)
+      end
+      local one = looked[i]
+      if one and (pass == 2 or is_above(one[1], entitled, stand)) and may_miss(one[1], load, entitled, stand) then
+        chosen[#chosen + 1], looked[i] = one, false
+        load[1], load[4] = load[1] - 1, load[4] - one[3].input - one[3].output
+        if room(head.s, head.v, head.got, load, false, head.within, stand) == 'fits' then return true end
+      end
     end
   end
   return false
@@ -139,19 +183,26 @@ end
 local function press(epoch, deployment, now)
   local found = call('MGET', P .. 'm:' .. deployment, P .. 'h:' .. deployment)
   local load, entitled = {read_load(found[1])}, entitled_of(deployment, found[2])
-  if load[2] - load[9] <= 0 then return end
+  local reclaims = load[2] - load[9] <= 0
+  if load[2] <= 0 or (reclaims and not entitled) then return end
   local recent = P .. 'n:' .. deployment
   call('ZREMRANGEBYSCORE', recent, '-inf', now - SECOND_US)
   local most = max(1, floor(load[1] * PER_SECOND)) - call('ZCARD', recent)
   if most <= 0 then return end
-  count_asked(epoch, deployment, load, now)
-  local stand = entitled and stand_of(entitled, nearer(load[5], load[6]), load[5])
+  local stand, had = entitled and stand_of(entitled, nearer(load[5], load[6]), load[5]), {}
+  for i = 1, stand and #stand.n or 0 do had[i] = stand.n[i] end
+  count_asked(epoch, deployment, load, entitled, stand, now)
   local head = {}
-  head.s, head.v, head.got, head.within = pressing(epoch, deployment, load, entitled, stand, now)
+  if reclaims then -- one place for one: what its tier may not fill is not emptied for it
+    head.s, head.v, head.got, head.within = reclaiming(epoch, deployment, load, entitled, stand, had, now)
+    most = 1
+  else
+    head.s, head.v, head.got, head.within = pressing(epoch, deployment, load, entitled, stand, now)
+  end
   if not head.s then return end
   local chosen, enough = {}, false
-  for tier = 0, head.v.tier - 1 do
-    enough = enough or choose(epoch, deployment, tier, head, load, entitled, stand, most, chosen, now)
+  for tier = 0, max(0, head.v.tier - 1) do
+    enough = enough or choose(epoch, deployment, tier, head, load, entitled, stand, reclaims, most, chosen, now)
   end
   if not enough then return end
   for _, one in ipairs(chosen) do

@@ -232,3 +232,56 @@ def test_what_is_guaranteed_to_a_tenant_is_not_taken(scripts: Scripts) -> None:
     scripts.set_time(3)
     wait(scripts, model, P, "p2", 2, entitlements=entitled)
     assert pressed(scripts, model, 4.5) == []
+
+
+LENT = (Entitlement("u", 0, 2), Entitlement("t", 0, 3))
+
+
+def lent_out(scripts: Scripts) -> ServedModel:
+    """Four places of batch, all with a tenant that deserves three; another deserves two and comes at 1 s."""
+    model = served_model(inflight_max=6)
+    for n in range(4):
+        scripts.set_time(n * 0.01)
+        assert scripts.acquire(f"t{n}", model, "t", B, entitlements=LENT)[0] == Code.GRANTED
+    scripts.set_time(1)
+    for n in range(2):
+        wait(scripts, model, B, f"u{n}", 100, entitlements=LENT)
+    return model
+
+
+def test_batch_below_its_share_takes_back_what_was_lent_and_no_more(scripts: Scripts) -> None:
+    """After 5 s, one place for one; who gave it has its share, and its own batch waits."""
+    model = lent_out(scripts)
+    assert pressed(scripts, model, 5.9) == []
+    assert pressed(scripts, model, 6.1) == [("P0", "t3")]
+    assert pressed(scripts, model, 7.5) == []  # with that place given it has what it deserves
+    assert scripts.yield_place("t3", 100) == 1
+    assert told(scripts) == [("G", "u0")]
+    assert pressed(scripts, model, 20) == []
+    scripts.release("t2", (100, 100))
+    assert told(scripts)[0][1] in {"t3", "u1"}  # both are below what they deserve
+
+
+def test_batch_takes_nothing_back_while_a_higher_tier_waits_or_would_get_it(scripts: Scripts) -> None:
+    model = lent_out(scripts)
+    for n in range(2):
+        assert scripts.acquire(f"p{n}", model, "v", P, entitlements=LENT)[0] == Code.GRANTED
+    wait(scripts, model, P, "p", 100, entitlements=LENT)
+    assert pressed(scripts, model, 20) == []
+    scripts.release("p", (0, 0))
+    assert pressed(scripts, model, 21) == []  # priority has two of the six: one place given would not be batch's
+
+
+def test_a_higher_tier_takes_the_place_of_who_is_above_its_share_before_the_newest(scripts: Scripts) -> None:
+    """Also when sixty others were granted since, and hold what they deserve."""
+    model = served_model(inflight_max=100)
+    entitled = (Entitlement("u", 0, 60),)
+    for n in range(70):
+        tenant = "t" if n < 10 else "u"
+        scripts.set_time(n * 0.01)
+        assert scripts.acquire(f"{tenant}{n}", model, tenant, B, entitlements=entitled)[0] == Code.GRANTED
+    for n in range(30):
+        assert scripts.acquire(f"p{n}", model, "v", P, entitlements=entitled)[0] == Code.GRANTED
+    scripts.set_time(10)
+    wait(scripts, model, P, "w", 2, entitlements=entitled)
+    assert [name for _, name in pressed(scripts, model, 11.5)] == ["t9"]
