@@ -23,6 +23,7 @@ from scheduler import caps, commands
 
 EVERY_S, PAUSE_MIN_S, TIMEOUT_S, LEASE_MS = 1.0, 0.05, 0.8, 3000
 AT_ONCE = 64  # engines asked at a time
+SEATS_AT_FIRST = 32  # of one engine of which nothing is known yet, if no more run: the cap grows within seconds
 _STATE = msgspec.json.Decoder(DeploymentState)
 log = get_logger(__name__)
 
@@ -155,8 +156,11 @@ class Scraper:
                 return
             followed.caps = caps.unseen(followed.caps, now_s, pods=pods, per_pod=self._seats)
         else:
-            followed = followed or self._followed.setdefault(deployment, _Followed(float(pods * self._seats)))
             load = parse_load(await self._client.call("GET", keyspace.PREFIX + "m:" + deployment))
+            if followed is None:
+                runs = load.inflight - sum(said.waiting for said in figures.values())
+                seats = min(float(pods * self._seats), float(max(pods * SEATS_AT_FIRST, runs)))
+                followed = self._followed[deployment] = _Followed(seats)
             sample = followed.sample(figures, inflight=load.inflight, tokens=load.tokens, now_s=now_s)
             followed.caps = caps.after(followed.caps, sample, per_pod=self._seats)
             self._waiting.labels(deployment).set(sample.waiting)

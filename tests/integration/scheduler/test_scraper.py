@@ -95,13 +95,22 @@ async def test_a_full_engine_lowers_its_cap_and_its_figures_are_there_for_all(fl
     assert msgspec.json.decode(raw, type=Reading).replicas["r0"].waiting == 5
 
 
-async def test_an_engine_with_nothing_to_do_gets_all_its_seats(fleet: Fleet, engine: Engine) -> None:
+async def test_an_engine_of_which_nothing_is_known_gets_few_seats(fleet: Fleet, engine: Engine) -> None:
     await fleet.replica()
     one = scraper(fleet)
     deployment = await deploy(fleet, engine.url)
     engine.say(kv=0.1)
     await one.turn()
-    assert await caps(fleet, deployment) == (40.0, 0.0, 0.1 / 0.9)
+    assert await caps(fleet, deployment) == (32.0, 0.0, 0.1 / 0.9)
+
+
+async def test_who_takes_over_begins_at_what_the_engine_works_on(fleet: Fleet, engine: Engine) -> None:
+    await fleet.replica()
+    deployment = await deploy(fleet, engine.url)
+    await fleet.client.call("SET", keyspace.PREFIX + "m:" + deployment, load_text(inflight=39))
+    engine.say(waiting=2, kv=0.95)
+    await scraper(fleet).turn()
+    assert (await caps(fleet, deployment))[0] == 33.0  # 37 run, and it is full: a tenth less
 
 
 async def test_an_engine_that_says_nothing_of_itself_has_no_adaptive_cap(fleet: Fleet, engine: Engine) -> None:
@@ -121,10 +130,10 @@ async def test_silence_after_speech_leaves_the_cap_and_then_lets_it_fall(fleet: 
     engine.status = 500
     fleet.clock.advance(5)
     await one.turn()
-    assert (await caps(fleet, deployment))[0] == 40.0
+    assert (await caps(fleet, deployment))[0] == 32.0
     fleet.clock.advance(6)
     await one.turn()
-    assert (await caps(fleet, deployment))[0] == 38.0  # 5 % less each second
+    assert (await caps(fleet, deployment))[0] == 30.0  # 5 % less each second
 
 
 async def test_one_reads_and_the_other_takes_over_when_the_lease_ends(fleet: Fleet) -> None:
@@ -157,4 +166,4 @@ async def test_two_engines_of_one_deployment_are_one_sample(fleet: Fleet, engine
     engine.say(waiting=4, kv=0.1)
     deployment = await deploy(fleet, engine.url, engine.url)
     await scraper(fleet).turn()
-    assert await caps(fleet, deployment) == (80.0, 0.0, 0.8)  # 8 wait where 10 are too many
+    assert await caps(fleet, deployment) == (64.0, 0.0, 0.8)  # 8 wait where 10 are too many
