@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.admitted_queries import admitted_events
 from billing.rating_queries import SCHEDULES, amount_of, is_rated_at, schedule_values
 from billing.types import PriceSchedule
 
@@ -35,9 +36,7 @@ _DAY = f"""
     WITH schedule AS (SELECT * FROM {SCHEDULES}), event AS (
         SELECT s.tenant, s.model, s.tier, s.version, e.outcome, count(*) AS requests, sum(e.amount_pico) AS paid,
                sum({amount_of("e")}) AS would
-        FROM usage_event e JOIN schedule s ON {is_rated_at("e")}
-        WHERE e.day BETWEEN CAST(:since AS date) - 1 AND CAST(:until AS date)
-          AND e.admitted_at >= :since AND e.admitted_at < :until
+        FROM {admitted_events()} e JOIN schedule s ON {is_rated_at("e")}
         GROUP BY 1, 2, 3, 4, 5
     ), minute AS (
         SELECT s.tenant, s.model, s.tier, s.version, m.outcome, m.requests, m.amount_pico AS paid,

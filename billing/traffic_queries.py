@@ -8,6 +8,8 @@ from uuid import UUID
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.admitted_queries import admitted_events
+
 
 async def requests_by_day(session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime) -> dict[date, int]:
     """Return how many requests were billed on each UTC day."""
@@ -22,15 +24,12 @@ async def requests_by_day(session: AsyncSession, tenant_id: UUID, since: datetim
 async def events(
     session: AsyncSession, tenant_id: UUID, since: datetime, until: datetime, limit: int
 ) -> Sequence[Row[Any]]:
-    """Return events admitted in this time, oldest first. An id is at most a day older than its admission."""
-    statement = """
+    """Return events admitted in this time, oldest first."""
+    statement = f"""
         SELECT admitted_at, ended_at, queue_us, project_id, key_id, model_id, model,
                input_uncached + input_cached + input_cache_write AS input, output + reasoning AS output, amount_pico
-        FROM usage_event
-        WHERE tenant_id = :tenant AND day BETWEEN CAST(:since AS date) - 1 AND CAST(:until AS date)
-          AND admitted_at >= :since AND admitted_at < :until
-        ORDER BY admitted_at, id LIMIT :limit
-    """
+        FROM {admitted_events("tenant_id = :tenant")} e ORDER BY admitted_at, id LIMIT :limit
+    """  # noqa: S608 - built of constants
     values = {"tenant": tenant_id, "since": since, "until": until, "limit": limit}
     return (await session.execute(text(statement), values)).all()
 

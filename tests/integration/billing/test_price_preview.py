@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from billing import price_book, price_preview
+from billing import price_book, price_preview, quarantine
 from billing.metrics import poster_metrics
 from billing.posting import Posting
 from billing.price_preview import Impact
@@ -112,6 +112,26 @@ async def test_minimum_and_step_need_the_events_and_say_so(sessions: Sessions, d
     sums = await preview(sessions, flat)
     assert (sums.total.by_minute, sums.total.left_out) == (3, 0)
     assert sums.total.difference_pico == 200_007 * 10_000
+
+
+async def test_usage_that_an_operator_billed_later_is_among_the_events_of_its_day(sessions: Sessions) -> None:
+    """Two calls on the day, one billed out of quarantine today, at 3.00 and a step: both known by their events."""
+    prices = await make.publish_prices(sessions, make.items({**make.PRICES, "input": "3.00", "request": "0.001"}))
+    tenant_id = await make.tenant(sessions, "5")
+    s = make.schedule(prices, tenant_id)
+    odd = at(make.event(tenant_id, s, quarantine="looked odd"), NOON)
+    posting = Posting(sessions, ManualClock(NOON), poster_metrics(CollectorRegistry()))
+    await posting.post([odd, at(make.event(tenant_id, s), NOON)])
+    async with transaction(sessions) as session:
+        await quarantine.bill(
+            session, tenant_id, odd.id, make.USAGE, reason="it is right", by=new_uuid(), now=datetime.now(UTC)
+        )
+    draft = await draft_of(sessions, prices, *make.items({**make.PRICES, "request": "0.001"}))
+    found = (await preview(sessions, draft)).total
+    assert (found.by_event, found.by_minute, found.left_out) == (2, 0, 0)
+    assert (found.paid_pico, found.would_pico) == (2 * parse_pico("0.015363"), 2 * parse_pico("0.013258"))
+    before = DAY - timedelta(days=1)
+    assert (await preview(sessions, draft, before, before)).tenants == []
 
 
 async def test_endings_that_cost_nothing_still_do_and_aborts_need_the_events(

@@ -10,14 +10,14 @@ import psycopg
 import pytest
 from prometheus_client import CollectorRegistry
 
-from billing import ledger, traffic
+from billing import ledger, quarantine, traffic
 from billing.metrics import poster_metrics
 from billing.posting import Posting
 from billing.types import PriceSchedule, UsageEvent
 from catalog import models
 from catalog.types import NewVersion
 from core import db
-from core.clock import SystemClock
+from core.clock import ManualClock, SystemClock
 from core.ids import new_uuid
 from core.money import Currency
 from core.settings import Database
@@ -235,6 +235,32 @@ async def test_days_without_events_are_replayed_by_the_minute(world: World, data
     found = await world.ask(KEY_RPM | {"amount": 10})
     assert (found["total"]["requests"], found["total"]["newly_refused"], found["known_by_minute"]) == (30, 20, 30)
     assert any("spread evenly" in note for note in found["notes"])
+
+
+async def test_usage_that_an_operator_billed_days_later_is_replayed_by_its_event(sessions: db.Sessions) -> None:
+    """Two calls of one noon, one of them billed out of quarantine today: both are single requests, at their seconds."""
+    prices = await make.publish_prices(sessions)
+    tenant_id = await make.tenant(sessions, "1")
+    noon = datetime(2025, 11, 5, 12, tzinfo=UTC)
+    first, second = (
+        make.event(tenant_id, make.schedule(prices, tenant_id), event_id=make.uuid7_at(int(noon.timestamp()) + n, n))
+        for n in range(2)
+    )
+    us = int(noon.timestamp()) * S
+    first = msgspec.structs.replace(first, admitted_at_us=us, ended_at_us=us + S, queue_us=0)
+    second = msgspec.structs.replace(
+        second, admitted_at_us=us + S, ended_at_us=us + 2 * S, queue_us=0, quarantine="looked odd"
+    )
+    await Posting(sessions, ManualClock(noon), poster_metrics(CollectorRegistry())).post([first, second])
+    async with db.transaction(sessions) as session:
+        await quarantine.bill(
+            session, tenant_id, second.id, USAGE, reason="it is right", by=new_uuid(), now=datetime.now(UTC)
+        )
+        found = await traffic.recorded(session, tenant_id, noon, noon + timedelta(minutes=1), rows_max=10)
+    assert [(one.came_at, one.by_minute) for one in found.served] == [
+        (noon, False),
+        (noon + timedelta(seconds=1), False),
+    ]
 
 
 async def test_a_plan_is_tried_on_all_its_tenants(world: World) -> None:
