@@ -170,15 +170,18 @@ class CreditRules(BooksBase):
         """A top-up, a grant or usage; once, and only where no credit is spent that it takes back."""
         self.do_reverse(self.reversible[pick % len(self.reversible)], by)
 
-    def reverse_usage(self) -> None:
-        """The newest usage that some person may reverse alone."""
+    def reverse_usage(self) -> Undo | None:
+        """The newest usage that some person may reverse alone; none where there is none."""
         for wanted in reversed(self.reversible):
             account = self.accounts[wanted.who]
+            if isinstance(wanted.tx, UUID) or account.postings[wanted.tx].rerated:
+                continue
             amount = sum(pico for _, _, pico in wanted.moves)
             for by in range(2):
-                if isinstance(wanted.tx, int) and account.may_alone(PERSON[by], amount, self.now):
+                if account.may_alone(PERSON[by], amount, self.now):
                     self.do_reverse(wanted, by)
-                    return
+                    return wanted
+        return None
 
     def do_reverse(self, wanted: Undo, by: int) -> None:
         account, tenant_id = self.accounts[wanted.who], self.tenants[wanted.who]

@@ -100,8 +100,22 @@ class PriceRules(UsageRules):
         if len(self.versions) == 1:
             self.publish(dict.fromkeys(self.versions[0].offers, STEPPED), {})
         for number in (right % len(self.versions), (right + 1) % len(self.versions)):
-            nothing: frozenset[int] = frozenset()
-            self.do_rerate(number, (-ALWAYS, ALWAYS), (nothing, nothing), frozenset(), charge_more=True, done=True)
+            self.rerate_once(number, done=True)
+
+    def end(self) -> None:
+        """Usage that is reversed is nothing to a re-rating of all."""
+        super().end()
+        undone = self.reverse_usage()
+        if undone is not None:
+            posted = self.accounts[undone.who].posted.values()
+            version = next(one.version for one in posted if one.tx == undone.tx)
+            if len(self.versions) == 1:
+                self.publish(dict.fromkeys(self.versions[0].offers, STEPPED), {})
+            self.rerate_once((version + 1) % len(self.versions), done=False)
+
+    def rerate_once(self, number: int, *, done: bool) -> None:
+        nothing: frozenset[int] = frozenset()
+        self.do_rerate(number, (-ALWAYS, ALWAYS), (nothing, nothing), frozenset(), charge_more=True, done=done)
 
     def do_rerate(
         self,
