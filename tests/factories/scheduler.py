@@ -133,12 +133,16 @@ class Fleet:
     async def set_credit(self, tenant: UUID, nano: int) -> None:
         await set_figure(self.client, tenant, available=nano, version=1)
 
-    async def _read(self, *command: str) -> Any:
-        """Ask on our own connection, once what the replicas sent without waiting is done."""
+    async def settled(self) -> None:
+        """Return when what the replicas sent without waiting is done."""
         for client in self.clients:
             if client.connected:
                 with contextlib.suppress(RespUnavailable):
                     await client.call("PING")
+
+    async def _read(self, *command: str) -> Any:
+        """Ask on our own connection, once what the replicas sent without waiting is done."""
+        await self.settled()
         return await self.client.call(*command)
 
     async def credit_left(self, tenant: UUID) -> int:

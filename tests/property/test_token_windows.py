@@ -84,6 +84,7 @@ class Game:
             place, grant, n = self.ledger.running.pop(which % len(self.ledger.running))
             used = grant.input_tokens * percent // 100
             self.replicas[n].release(grant, 0, used, 0)
+            await self.fleet.settled()  # else the other replica's next request may come before it
             self.ledger.admitted[place] = (self.ledger.admitted[place][0], used)
 
 
