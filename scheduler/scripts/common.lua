@@ -14,7 +14,7 @@
 -- then the id of its form, its owner, its names.
 local GRANTED, QUEUED, REFUSED, BUSY, UNKNOWN_CREDIT, EPOCH, SETTLING, UNKNOWN_BUDGET, UNKNOWN_FORM = 1, 2, 3, 4, 5, 6, 7, 8, 9
 local NEWER_LAYOUT = 10
-local LAYOUT = 2 -- of the keys below: raised by whoever changes what stands in them, so that no two meet in one life
+local LAYOUT = 3 -- of the keys below: raised by whoever changes what stands in them, so that no two meet in one life
 local P = '{tg}:'
 local BUCKETS = 60
 local CLAIM_US = 2000000

@@ -17,14 +17,14 @@
 -- r:<deployment>:<tier>          zset: the grants that may be preempted, as in w:, by when they were granted; see preempt.lua
 -- d:<deployment>                 the turns, packed: by tier virtual time of the last served (VT), cost waiting (ASKED), cost
 --                                granted lately (GIVEN); when that was; cost served and µs while somebody waited, both of
---                                late (SERVED, BUSY_US), when that was
+--                                late (SERVED, BUSY_US), when that was; until when no batch is granted in its turn (PACED)
 --
 -- Cost, in tenths of an input token: an input token costs 10, one from the prefix cache 1, an output token 20. As estimated
 -- at the door, with nothing cached; in the end as used.
 local FLOOR = {[0] = 0.055, 0.21, 0} -- 5 and 20 % are promised
 local LATELY_US, STALL_US, REMEMBER_S = 20000000, 5000000, 120
-local TURNS, TURNS_SIZE = '<ddddddddddddddd', 15
-local VT, ASKED, GIVEN, GIVEN_AT, SERVED, BUSY_US, SERVED_AT = 1, 4, 7, 10, 11, 12, 13
+local TURNS, TURNS_SIZE = '<dddddddddddddddd', 16
+local VT, ASKED, GIVEN, GIVEN_AT, SERVED, BUSY_US, SERVED_AT, PACED = 1, 4, 7, 10, 11, 12, 13, 16
 -- of floors: to which part, when priority misses its time for so long without such a pause; places among the turns
 local YIELDS = {to = 0.5, after_us = 30000000, apart_us = 10000000, since = 14, at = 15}
 local OWNERS_TRIED, GRANTS_MAX, TIE = 8, 16, 0.001
@@ -40,7 +40,7 @@ local function running_of(deployment, tier) return P .. 'r:' .. deployment .. ':
 
 local function parse_turns(raw)
   if raw then return {unpack_struct(TURNS, raw)} end
-  return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 end
 
 local function read_turns(deployment) return parse_turns(call('GET', P .. 'd:' .. deployment)) end
@@ -188,8 +188,7 @@ local function give_back_record(record, key, raw, at)
 end
 
 -- Gives back the slots of a lease that has just been removed, what of its tokens was not used (-1: as estimated), of its
--- money what was not charged, and of
--- its budgets what was not charged. `got` is the answer to `read_all`. `cached`: of the input, for its cost alone.
+-- money and its budgets what was not charged. `got` is the answer to `read_all`. `cached`: of the input, for its cost alone.
 -- `unserved`: nothing was sent to an engine.
 local function give_back(s, request, lease, got, now, charge, input, output, cached, unserved)
   local f, state, kind, at, had_input, had_output, hold, deadline = s.form, unpack_struct(LEASE, lease)
@@ -318,6 +317,7 @@ local function grant(s, v, text, member, owner, got, load, turns, in_turn, due, 
   call('ZINCRBY', queue, v.cost / s.form.weight, owner)
   leave_line(deployment, tier, owner, member)
   note_given(turns, tier, v.cost, now)
+  if tier == 0 and not due then turns[PACED] = now + pace_of(v.cost, turns, load[8]) end
   turns[ASKED + tier] = max(0, turns[ASKED + tier] - v.cost)
   load[1], load[2], load[3], load[4] = load[1] + 1, load[2] - 1, now, load[4] + v.input + v.output
   if tier < 2 then load[9 + tier] = load[9 + tier] - 1 end
@@ -444,7 +444,7 @@ local function dispatch_one(epoch, deployment, now, above)
     end
   end
   for tier = 2, above and above + 1 or 0, -1 do
-    if waiting[tier] > 0 then
+    if waiting[tier] > 0 and (tier > 0 or now >= turns[PACED]) then
       local result = dispatch_tier(epoch, deployment, tier, false, load, turns, entitled, stand, now)
       if result ~= 'none' then return result end
     end

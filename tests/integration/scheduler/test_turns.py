@@ -108,6 +108,39 @@ def test_a_tier_that_waits_gets_its_floor(scripts: Scripts) -> None:
     assert 0.20 <= share[S] <= 0.22
 
 
+@pytest.mark.parametrize(("saturation", "passing", "at_once"), [(0.5, P, 1), (0.5, S, 5), (0.1, P, 5)])
+def test_beside_priority_on_a_used_engine_batch_is_granted_one_after_the_other(
+    scripts: Scripts, saturation: float, passing: Tier, at_once: int
+) -> None:
+    """Many places come free in one moment: their prompts would fill the engine's steps, for which priority waits."""
+    model = served_model(inflight_max=20)
+    running = full(scripts, model, 18)
+    scripts.set_caps(model, Caps(requests=20, saturation=saturation))
+    for n in range(30):
+        assert scripts.acquire(f"b{n}", model, "t", B)[0] == Code.QUEUED
+    for second in range(1, 61):  # one ends and one comes each second; batch gets its floor
+        scripts.set_time(second)
+        running += serve(scripts, running.pop(0))
+        if scripts.acquire(f"p{second}", model, "t", passing)[0] == Code.GRANTED:
+            running.append(f"p{second}")
+    grants(scripts)
+
+    def end_five() -> int:
+        while scripts.load(model)[0] > 14:
+            scripts.release(running.pop(0), (100, 100))
+        grants(scripts)
+        return sum(len(serve(scripts, running.pop(0))) for _ in range(5))
+
+    scripts.set_time(61)
+    assert end_five() == at_once
+    scripts.set_time(61.4)
+    scripts.tick()
+    assert len(grants(scripts)) == 0
+    scripts.set_time(61.6)
+    scripts.tick()
+    assert len(grants(scripts)) == (1 if at_once == 1 else 0)
+
+
 @pytest.mark.parametrize("weights", [(1, 1), (1, 2), (1, 5)])
 def test_tenants_that_wait_share_by_weight(scripts: Scripts, weights: tuple[int, int]) -> None:
     """Of unlike sizes, told wrong at the door: within 5 % of their shares, in tokens as used."""
