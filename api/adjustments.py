@@ -82,6 +82,7 @@ class AdjustmentOut(Output):
     decided_at: datetime | None
     transaction_id: str | None
     reverses: str | None
+    expires_at: datetime | None = Field(description="Of a top-up: when what is left of it is the platform's.")
     grant: GrantOut | None
     terms: NewTermsOut | None
     usage: BilledUsageOut | None
@@ -129,6 +130,7 @@ def shown(found: Adjustment) -> AdjustmentOut:
         decided_at=found.decided_at,
         transaction_id=None if found.transaction_id is None else format_id(IdKind.TRANSACTION, found.transaction_id),
         reverses=None if found.reverses is None else format_id(IdKind.TRANSACTION, found.reverses),
+        expires_at=found.expires_at,
         grant=None
         if grant is None
         else GrantOut(

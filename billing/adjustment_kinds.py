@@ -55,6 +55,7 @@ class Adjustment(msgspec.Struct, frozen=True):
     grant: Grant | None
     new_terms: NewTerms | None
     billed: BilledUsage | None
+    expires_at: datetime | None = None  # of a top-up
     replayed: bool = False
 
 
@@ -87,6 +88,7 @@ async def post(session: AsyncSession, wanted: Adjustment, now: datetime) -> UUID
         idempotency_key=wanted.idempotency_key,
         actor=actor,
         note=wanted.note,
+        expires_at=wanted.expires_at,
     )
     return done.transaction_id
 

@@ -88,18 +88,40 @@ async def reverse(session: AsyncSession, tenant_id: UUID, tx_id: UUID, asked: As
     return await _ask(session, tenant_id, {"kind": "reversal", "amount": amount, "reverses": tx_id}, asked, body)
 
 
-async def top_up(session: AsyncSession, tenant_id: UUID, amount_pico: int, asked: Asked) -> Adjustment:
+async def top_up(
+    session: AsyncSession,
+    tenant_id: UUID,
+    amount_pico: int,
+    asked: Asked,
+    *,
+    expires_at: datetime | None = None,
+    may_expire: bool = False,
+) -> Adjustment:
     """Add credit that was paid for, once per idempotency key. After the commit, refresh the tenant's figure.
 
+    Args:
+        session: the transaction.
+        tenant_id: whose credit.
+        amount_pico: how much.
+        asked: who asks, and why.
+        expires_at: a whole minute in the future, after which the rest is the platform's; None: never.
+        may_expire: whether this installation's terms allow that.
+
     Raises:
-        PlatformError: NOT_FOUND, NOT_PREPAID, INVALID_AMOUNT, IDEMPOTENCY_KEY_REUSED, NOBODY_ANSWERS.
+        PlatformError: NOT_FOUND, NOT_PREPAID, INVALID_AMOUNT, INVALID_EXPIRY, PAID_CREDIT_NEVER_EXPIRES,
+            IDEMPOTENCY_KEY_REUSED, NOBODY_ANSWERS.
     """
-    body = paid.body_digest(amount_pico, asked.note)
+    body = paid.body_digest(amount_pico, asked.note, expires_at)
     before = await _begin(session, tenant_id, asked, body, may_be_silent=True)
     if before is not None:
         return before
+    if expires_at is not None:
+        if not may_expire:
+            raise errors.paid_credit_never_expires()
+        lots.check_paid_expiry(expires_at, asked.now)
     await paid.check(session, tenant_id, amount_pico, asked.idempotency_key, body)
-    return await _ask(session, tenant_id, {"kind": "top_up", "amount": amount_pico}, asked, body)
+    values = {"kind": "top_up", "amount": amount_pico, "expires_at": expires_at}
+    return await _ask(session, tenant_id, values, asked, body)
 
 
 async def change_terms(session: AsyncSession, tenant_id: UUID, new: NewTerms, asked: Asked) -> Adjustment | None:
@@ -260,6 +282,8 @@ async def approve(
             raise errors.asked_by_nobody()
         if found.grant is not None:
             lots.check(found.grant, now)
+        if found.expires_at is not None:
+            lots.check_paid_expiry(found.expires_at, now)
         await _post(session, found, by, now)
     return await get(session, tenant_id, adjustment_id)
 
@@ -330,4 +354,5 @@ def _adjustment(row: Row[Any]) -> Adjustment:
         grant,
         msgspec.convert(row.details, NewTerms) if row.kind == "terms" else None,
         msgspec.convert(row.details, BilledUsage) if row.kind == "usage" else None,
+        row.expires_at if row.kind == "top_up" else None,
     )

@@ -1,12 +1,13 @@
 """Prepaid credit: top up, and what is left."""
 
+from datetime import UTC, datetime
 from hashlib import sha256
 from uuid import UUID
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import credit_alerts, errors, ledger, posting_queries, queries
+from billing import credit_alerts, errors, ledger, lots, posting_queries, queries
 from billing.types import Balance, BillingMode, Transaction, Transfer
 from core.idempotency import KEY_MAX_CHARS, key_reused
 from core.ids import new_uuid
@@ -27,20 +28,32 @@ class TopUp(msgspec.Struct, frozen=True):
 
 
 async def top_up(
-    session: AsyncSession, tenant_id: UUID, amount_pico: int, *, idempotency_key: str, actor: str, note: str = ""
+    session: AsyncSession,
+    tenant_id: UUID,
+    amount_pico: int,
+    *,
+    idempotency_key: str,
+    actor: str,
+    note: str = "",
+    expires_at: datetime | None = None,
 ) -> TopUp:
     """Add paid credit, once per idempotency key. After the commit, call `credit_figures.refresh`.
+
+    With `expires_at`, which `lots.check_paid_expiry` allowed, it is a lot of its own; without, it never expires.
 
     Raises:
         PlatformError: NOT_FOUND, NOT_PREPAID, INVALID_AMOUNT, IDEMPOTENCY_KEY_REUSED.
     """
     note = note[:NOTE_MAX_CHARS]
-    body = body_digest(amount_pico, note)
+    body = body_digest(amount_pico, note, expires_at)
     currency, before = await check(session, tenant_id, amount_pico, idempotency_key, body)
     if before is not None:
         return TopUp(before, amount_pico, await balance(session, tenant_id), replayed=True)
     cash = await ledger.cash_account(session, currency)
-    lot = await queries.paid_lot(session, tenant_id)
+    if expires_at is None:
+        lot = await queries.paid_lot(session, tenant_id)
+    else:
+        lot = await lots.open_paid(session, tenant_id, currency, expires_at)
     transaction = Transaction(
         new_uuid(),
         tenant_id,
@@ -57,8 +70,10 @@ async def top_up(
     return TopUp(transaction.id, amount_pico, await balance(session, tenant_id), replayed=False)
 
 
-def body_digest(amount_pico: int, note: str) -> bytes:
-    return sha256(f"{amount_pico}|{note}".encode()).digest()
+def body_digest(amount_pico: int, note: str, expires_at: datetime | None) -> bytes:
+    """Return the hash of what a top-up asks for; `verify` makes it again of transfer, note and lot."""
+    until = "" if expires_at is None else f" until {expires_at.astimezone(UTC).isoformat()}"
+    return sha256(f"{amount_pico}{until}|{note}".encode()).digest()
 
 
 async def check(

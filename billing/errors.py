@@ -70,6 +70,20 @@ def invalid_grant(message: str, param: str) -> PlatformError:
     return PlatformError("INVALID_GRANT", ErrorKind.INVALID, message, param=param)
 
 
+def invalid_expiry(message: str) -> PlatformError:
+    return PlatformError("INVALID_EXPIRY", ErrorKind.INVALID, message, param="expires_at")
+
+
+def paid_credit_never_expires() -> PlatformError:
+    return PlatformError(
+        "PAID_CREDIT_NEVER_EXPIRES",
+        ErrorKind.CONFLICT,
+        "Paid credit never expires on this installation: leave out `expires_at`. Where the terms allow it, set"
+        " TIDEGATE_BOOKS__PAID_CREDIT_MAY_EXPIRE=true on the host and ask again.",
+        param="expires_at",
+    )
+
+
 def no_adjustment() -> PlatformError:
     return PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, "This tenant has no such adjustment.")
 

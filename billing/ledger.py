@@ -17,7 +17,7 @@ from core.ids import new_uuid
 from core.money import Currency
 from core.tiers import Tier
 
-# Codes of accounts. Those with a tenant are one per tenant, of given credit one per lot; cash is one per currency.
+# Codes of accounts. Those with a tenant are one per tenant, of credit one per lot; cash is one per currency.
 CASH = "asset.cash"
 UNBILLED = "asset.unbilled"
 CREDIT_PAID = "liability.credit_paid"
@@ -27,6 +27,7 @@ PROMO_UNEARNED = "contra.promo_unearned"  # the other side of given credit that 
 PROMO_USED = "contra.promo_used"  # what of revenue was paid with given credit
 REVENUE = "revenue.usage"
 MIN_CHARGE = "revenue.min_charge"  # what minimum charges add to usage's own price
+BREAKAGE = "revenue.breakage"  # paid credit that expired unused
 OVERRUN = "expense.overrun"
 
 LIMIT_MAX_PICO = 10**21

@@ -12,7 +12,7 @@ PAGE_MAX = 500
 
 
 async def insert_lot(session: AsyncSession, tenant_id: UUID, values: Mapping[str, Any]) -> None:
-    """Insert a lot of given credit; its account is open already."""
+    """Insert a lot of given credit, or of paid credit that expires; its account is open already."""
     statement = """
         INSERT INTO credit_lot (account_id, tenant_id, source, priority, expires_at, models, tiers,
                                 unearned_account, used_account)
@@ -32,23 +32,27 @@ async def lots(session: AsyncSession, tenant_id: UUID) -> Sequence[Row[Any]]:
     return (await session.execute(text(statement), {"tenant": tenant_id, "page": PAGE_MAX})).all()
 
 
-async def tenants_with_expired(session: AsyncSession, before: datetime) -> list[UUID]:
-    """Return tenants with credit left in lots that expired before that instant, at most a page."""
-    statement = """
+_EXPIRED = "l.expires_at <= :before AND b.credit > b.debit AND (:paid OR l.source <> 'paid')"
+
+
+async def tenants_with_expired(session: AsyncSession, before: datetime, *, paid: bool) -> list[UUID]:
+    """Return tenants with credit left in lots, also `paid` ones, that expired before that instant, at most a page."""
+    statement = f"""
         SELECT DISTINCT l.tenant_id FROM credit_lot l JOIN ledger_balance b ON b.account_id = l.account_id
-        WHERE l.expires_at <= :before AND b.credit > b.debit ORDER BY 1 LIMIT :page
-    """
-    return list((await session.scalars(text(statement), {"before": before, "page": PAGE_MAX})).all())
+        WHERE {_EXPIRED} ORDER BY 1 LIMIT :page
+    """  # noqa: S608 - built of constants
+    values = {"before": before, "paid": paid, "page": PAGE_MAX}
+    return list((await session.scalars(text(statement), values)).all())
 
 
-async def expired_lots(session: AsyncSession, tenant_id: UUID, before: datetime) -> Sequence[Row[Any]]:
-    """Return the tenant's lots with something left that expired before that instant."""
-    statement = """
+async def expired_lots(session: AsyncSession, tenant_id: UUID, before: datetime, *, paid: bool) -> Sequence[Row[Any]]:
+    """Return the tenant's lots, also the `paid` ones, with something left that expired before that instant."""
+    statement = f"""
         SELECT l.account_id, l.unearned_account, l.expires_at, b.credit - b.debit AS available
         FROM credit_lot l JOIN ledger_balance b ON b.account_id = l.account_id
-        WHERE l.tenant_id = :tenant AND l.expires_at <= :before AND b.credit > b.debit ORDER BY l.expires_at, 1
-    """
-    return (await session.execute(text(statement), {"tenant": tenant_id, "before": before})).all()
+        WHERE l.tenant_id = :tenant AND {_EXPIRED} ORDER BY l.expires_at, 1
+    """  # noqa: S608 - built of constants
+    return (await session.execute(text(statement), {"tenant": tenant_id, "before": before, "paid": paid})).all()
 
 
 async def tenants_expiring(session: AsyncSession, since: datetime, until: datetime) -> list[UUID]:
@@ -203,5 +207,8 @@ async def set_credit_limit(session: AsyncSession, tenant_id: UUID, account_id: U
 
 
 async def has_paid_lot(session: AsyncSession, tenant_id: UUID) -> bool:
-    statement = "SELECT EXISTS (SELECT FROM credit_lot WHERE tenant_id = :tenant AND source = 'paid')"
+    """Whether the tenant has the lot of paid credit that never expires."""
+    statement = """
+        SELECT EXISTS (SELECT FROM credit_lot WHERE tenant_id = :tenant AND source = 'paid' AND expires_at IS NULL)
+    """
     return bool((await session.execute(text(statement), {"tenant": tenant_id})).scalar_one())

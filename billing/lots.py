@@ -1,7 +1,8 @@
 """Credit lots: what was paid for, and what was given and for what, in the order in which usage takes from them.
 
 Usage takes from given credit first (promo, then goodwill, then paid), of these from what expires first, of these from
-the oldest. A lot pays what is in its scope and was admitted before it expired.
+the oldest. A lot pays what is in its scope and was admitted before it expired. Paid credit of a tenant is one lot that
+never expires and, where the terms allow it, one for each top-up that does (ADR 0039).
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import errors, ledger, lot_queries, posting_queries, queries
+from billing import errors, ledger, lot_queries, posting_queries, queries, spools
 from billing.ledger import Source
 from billing.types import Transaction, Transfer
 from core.ids import new_uuid
@@ -72,11 +73,37 @@ def check(grant: Grant, now: datetime) -> None:
         raise errors.invalid_amount("A grant is more than 0 and at most 1,000,000,000.")
     if grant.source is LotSource.PAID:
         raise errors.invalid_grant("Paid credit comes by a top-up; a grant is promo or goodwill.", "source")
-    at = grant.expires_at
-    if at is not None and (at <= now or at.second or at.microsecond):
+    if grant.expires_at is not None and not _may_be_expiry(grant.expires_at, now):
         raise errors.invalid_grant("A grant expires at a whole minute in the future.", "expires_at")
     if len(grant.models) > MODELS_MAX:
         raise errors.invalid_grant(f"At most {MODELS_MAX} models; without any, credit is for all.", "models")
+
+
+def check_paid_expiry(expires_at: datetime, now: datetime) -> None:
+    """Refuse an expiry of paid credit that cannot be.
+
+    Raises:
+        PlatformError: INVALID_EXPIRY.
+    """
+    if not _may_be_expiry(expires_at, now):
+        raise errors.invalid_expiry("Paid credit expires at a whole minute in the future.")
+
+
+def _may_be_expiry(at: datetime, now: datetime) -> bool:
+    return at > now and not at.second and not at.microsecond
+
+
+async def open_paid(session: AsyncSession, tenant_id: UUID, currency: Currency, expires_at: datetime) -> UUID:
+    """Open an empty lot for a top-up that expires; returns its account. The caller holds the tenant's lock."""
+    lot = new_uuid()
+    await queries.insert_bounded_account(
+        session, lot, tenant_id, code=ledger.CREDIT_PAID, currency=currency, normal="credit", credit_limit=0
+    )
+    nothing = dict.fromkeys(("models", "tiers", "unearned", "used"))
+    source = LotSource.PAID
+    values = {"account": lot, "source": source.value, "priority": PRIORITY[source], "expires_at": expires_at}
+    await lot_queries.insert_lot(session, tenant_id, {**nothing, **values})
+    return lot
 
 
 async def post_grant(session: AsyncSession, tenant_id: UUID, grant: Grant, *, actor: str, note: str) -> Transaction:
@@ -130,27 +157,34 @@ def _lot(row: Row[tuple[object, ...]]) -> Lot:
 
 async def due(session: AsyncSession, now: datetime) -> Sequence[UUID]:
     """Return tenants that have credit to expire now, at most a page."""
-    return await lot_queries.tenants_with_expired(session, now - EXPIRY_GRACE)
+    paid = await _all_is_posted(session, now - EXPIRY_GRACE)
+    return await lot_queries.tenants_with_expired(session, now - EXPIRY_GRACE, paid=paid)
+
+
+async def _all_is_posted(session: AsyncSession, until: datetime) -> bool:
+    """Whether no spool that a poster reported may have usage of before then, which paid credit would have to pay."""
+    return not spools.blocking(await spools.all_of(session), until)
 
 
 async def expire(session: AsyncSession, tenant_id: UUID, now: datetime) -> int:
-    """Take back what is left in the tenant's expired lots; no revenue. Returns pico. Repeating it takes nothing."""
+    """Take what is left in the tenant's expired lots. Returns pico. Repeating it takes nothing.
+
+    Of given credit that is no revenue. Of paid credit it is, as breakage, and waits while older usage is on a disk.
+    """
     profiles = await posting_queries.lock_profiles(session, [tenant_id])
     if not profiles:
         return 0
-    expired = await lot_queries.expired_lots(session, tenant_id, now - EXPIRY_GRACE)
+    before = now - EXPIRY_GRACE
+    paid = await _all_is_posted(session, before)
+    expired = await lot_queries.expired_lots(session, tenant_id, before, paid=paid)
     currency = Currency(profiles[0].currency)
-    transactions = [
-        Transaction(
-            new_uuid(),
-            tenant_id,
-            "expiry",
-            currency,
-            (Transfer(row.account_id, row.unearned_account, int(row.available)),),
-            effective_at=row.expires_at,
+    transactions = []
+    for row in expired:
+        to = row.unearned_account or await queries.insert_account(
+            session, new_uuid(), tenant_id, code=ledger.BREAKAGE, currency=currency, normal="credit"
         )
-        for row in expired
-    ]
+        moved = (Transfer(row.account_id, to, int(row.available)),)
+        transactions.append(Transaction(new_uuid(), tenant_id, "expiry", currency, moved, effective_at=row.expires_at))
     if transactions:
         await ledger.post(session, transactions)
     return sum(int(row.available) for row in expired)

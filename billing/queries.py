@@ -89,7 +89,8 @@ async def profile(session: AsyncSession, tenant_id: UUID) -> Row[Any] | None:
 
 
 async def paid_lot(session: AsyncSession, tenant_id: UUID) -> UUID:
-    statement = "SELECT account_id FROM credit_lot WHERE tenant_id = :tenant AND source = 'paid'"
+    """Return the one lot of paid credit that never expires."""
+    statement = "SELECT account_id FROM credit_lot WHERE tenant_id = :tenant AND source = 'paid' AND expires_at IS NULL"
     account: UUID = (await session.execute(text(statement), {"tenant": tenant_id})).scalar_one()
     return account
 

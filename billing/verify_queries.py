@@ -43,19 +43,24 @@ _CHECKS = {
                 ('usage', 'contra.promo_used', 'contra.promo_unearned'),
                 ('grant', 'contra.promo_unearned', 'liability.credit_promo'),
                 ('grant', 'contra.promo_unearned', 'liability.credit_goodwill'),
+                ('expiry', 'liability.credit_paid', 'revenue.breakage'),
                 ('expiry', 'liability.credit_promo', 'contra.promo_unearned'),
                 ('expiry', 'liability.credit_goodwill', 'contra.promo_unearned'))
                 OR x.kind IN ('reversal', 'rerating')), false)
         ORDER BY t.tx_id, t.seq LIMIT 1
     """,
-    # The hash of a top-up holds its amount and note.
+    # The hash of a top-up holds its amount, its note and the expiry of its lot, if it has any.
     "ledger_tx": """
         SELECT x.id::text AS row,
                'its transfers are not what was asked for: ' || coalesce(t.amount::text, 'none') AS problem
         FROM ledger_tx x LEFT JOIN LATERAL (
-            SELECT sum(amount) AS amount, count(*) AS n FROM ledger_transfer WHERE tx_id = x.id) t ON true
+            SELECT sum(t.amount) AS amount, count(*) AS n, min(l.expires_at) AS expires_at
+            FROM ledger_transfer t LEFT JOIN credit_lot l ON l.account_id = t.credit_account
+            WHERE t.tx_id = x.id) t ON true
         WHERE x.kind = 'top_up'
-          AND (t.n <> 1 OR x.body_sha256 IS DISTINCT FROM sha256(convert_to(t.amount || '|' || x.note, 'UTF8')))
+          AND (t.n <> 1 OR x.body_sha256 IS DISTINCT FROM sha256(convert_to(t.amount || coalesce(
+               to_char(t.expires_at AT TIME ZONE 'UTC', '" until "YYYY-MM-DD"T"HH24:MI:SS"+00:00"'), '')
+               || '|' || x.note, 'UTF8')))
         ORDER BY x.id LIMIT 1
     """,
     "ledger_tx reversal": """
@@ -100,6 +105,19 @@ _CHECKS = {
           AND NOT EXISTS (SELECT FROM credit_adjustment j WHERE j.tx_id = x.id AND j.kind = x.kind)
         ORDER BY x.id LIMIT 1
     """,
+    # What was paid for and expires is of one top-up, and expires when that was asked to.
+    "credit_lot and ledger_tx": """
+        SELECT l.account_id::text AS row, 'it is not the lot of one top-up, or expires at another time' AS problem
+        FROM credit_lot l
+        LEFT JOIN (SELECT t.credit_account, x.id FROM ledger_transfer t
+                   JOIN ledger_tx x ON x.id = t.tx_id AND x.kind = 'top_up') x ON x.credit_account = l.account_id
+        LEFT JOIN credit_adjustment j ON j.tx_id = x.id
+        WHERE l.source = 'paid'
+        GROUP BY l.account_id
+        HAVING (l.expires_at IS NOT NULL AND count(x.id) <> 1)
+            OR bool_or(j.id IS NOT NULL AND j.expires_at IS DISTINCT FROM l.expires_at)
+        ORDER BY l.account_id LIMIT 1
+    """,
     # A lot is what its grant was, and the account of nothing else.
     "credit_lot and credit_adjustment": """
         SELECT coalesce(a.id, l.account_id) || ' (' || coalesce(a.code, 'no account') || ')' AS row,
@@ -116,7 +134,7 @@ _CHECKS = {
                 ('liability.credit_paid', 'paid', 100), ('liability.credit_promo', 'promo', 10),
                 ('liability.credit_goodwill', 'goodwill', 20))
             AND CASE WHEN l.source = 'paid' THEN
-                num_nulls(l.expires_at, l.models, l.tiers, l.unearned_account, l.used_account) = 5
+                num_nulls(l.models, l.tiers, l.unearned_account, l.used_account) = 4
             ELSE (u.code, u.tenant_id, u.currency) = ('contra.promo_unearned', a.tenant_id, a.currency)
                  AND (d.code, d.tenant_id, d.currency) = ('contra.promo_used', a.tenant_id, a.currency)
                  AND (j.tenant_id, j.source, j.amount_pico) = (l.tenant_id, l.source, t.amount)

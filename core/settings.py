@@ -185,6 +185,7 @@ class Books(_Group):
 
     adjust_alone_max: int = Field(1000, ge=0)  # units of the currency by one person for one tenant in 24 h; above: two
     close_grace_hours: int = Field(48, ge=0)  # after its end a month stays open at least so long
+    paid_credit_may_expire: bool = False  # where the terms agreed with customers, and the law, allow it
 
 
 class Log(_Group):

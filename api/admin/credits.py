@@ -11,7 +11,7 @@ from api.guard import GuardedRoute
 from api.idempotency import REPLAYED_YES
 from api.money import Day, balance_of, usage_of
 from api.permissions import TENANT
-from api.schemas import BalanceOut, Input, Output, PositiveAmount, UsageOut, problems
+from api.schemas import BalanceOut, Input, Instant, Output, PositiveAmount, UsageOut, problems
 from billing import adjustments
 from billing import credits as billing_credits
 from core.idempotency import HEADER, KEY_MAX_CHARS
@@ -41,6 +41,13 @@ class TopUpIn(Input):
 
     amount: PositiveAmount
     note: str = Field("", max_length=500, pattern=r"^[^\x00]*$", description="E.g. the payment's reference.")
+    expires_at: Instant | None = Field(
+        None,
+        description=(
+            "A whole minute in the future, after which what is left is the platform's; without it, never. Only where "
+            "the installation's terms allow it (`TIDEGATE_BOOKS__PAID_CREDIT_MAY_EXPIRE`)."
+        ),
+    )
 
 
 class TopUpOut(Output):
@@ -68,11 +75,20 @@ async def top_up(
     """Add credit once per idempotency key; the same key with other values is a conflict."""
     await tenants.get(work.session, tenant_id)
     asked = await asked_by(work, body.note, idempotency_key)
-    done = await adjustments.top_up(work.session, tenant_id, parse_pico(body.amount), asked)
+    done = await adjustments.top_up(
+        work.session,
+        tenant_id,
+        parse_pico(body.amount),
+        asked,
+        expires_at=body.expires_at,
+        may_expire=work.services.settings.books.paid_credit_may_expire,
+    )
     amount = format_pico(done.amount_pico)
     adjustment_id = format_id(IdKind.ADJUSTMENT, done.id)
     work.act.target_id = done.transaction_id
     work.act.details.update(amount=amount, state=done.state, adjustment=adjustment_id, replayed=done.replayed)
+    if done.expires_at is not None:
+        work.act.details["expires_at"] = done.expires_at.isoformat()
     if done.replayed:
         response.headers.update(REPLAYED_YES)
     if done.state == "pending":

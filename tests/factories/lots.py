@@ -50,6 +50,25 @@ async def give(
         return await adjustments.give(session, tenant_id, grant, asked(now))
 
 
+async def buy(
+    sessions: Sessions,
+    tenant_id: UUID,
+    amount: str,
+    now: datetime,
+    expires_at: datetime | None,
+    *,
+    key: str = "",
+    may_expire: bool = True,
+    alone_max_pico: int = 10**30,
+) -> Adjustment:
+    """A top-up that may expire."""
+    async with transaction(sessions) as session:
+        who = asked(now, key, alone_max_pico=alone_max_pico)
+        return await adjustments.top_up(
+            session, tenant_id, parse_pico(amount), who, expires_at=expires_at, may_expire=may_expire
+        )
+
+
 async def left(sessions: Sessions, tenant_id: UUID) -> list[int]:
     """What is in each lot, in the order in which usage takes from them."""
     async with transaction(sessions) as session:

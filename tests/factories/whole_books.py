@@ -54,6 +54,8 @@ async def write(sessions: Sessions) -> None:
         await posting.post([event for at in SEPTEMBER for event in _usage(tenant_id, prices, at)[:-1]])
         await _given(sessions, tenant_id)
         await posting.post(_usage(tenant_id, prices, OCTOBER))
+        if tenant_id == tenants[0]:
+            await _bought(sessions, tenant_id)
         await credit.expire(sessions, tenant_id, EXPIRY + timedelta(days=1))
     await _seal(sessions)
     await periods.close(sessions, date(2025, 10, 1), NOVEMBER)
@@ -118,6 +120,14 @@ async def _given(sessions: Sessions, tenant_id: UUID) -> None:
             asked = await adjustments.give(session, tenant_id, grant, credit.asked(OCTOBER, alone_max_pico=0))
             if decide is not None:
                 await decide(session, tenant_id, asked.id, by=credit.OTHER, now=OCTOBER)
+
+
+async def _bought(sessions: Sessions, tenant_id: UUID) -> None:
+    """Paid credit that expires: two lots unused, one used in November; and one that waits for a second person."""
+    await credit.buy(sessions, tenant_id, "0.4", OCTOBER, EXPIRY)
+    await credit.buy(sessions, tenant_id, "0.3", OCTOBER, EXPIRY)
+    await credit.buy(sessions, tenant_id, "0.6", OCTOBER, datetime(2030, 1, 1, tzinfo=UTC))
+    await credit.buy(sessions, tenant_id, "0.5", OCTOBER, EXPIRY, alone_max_pico=0)
 
 
 def _usage(tenant_id: UUID, prices: VersionPrices, at: datetime) -> list[UsageEvent]:

@@ -14,7 +14,7 @@ POSTING = re.compile(r"^    ((?:Assets|Liabilities|Income|Expenses|Equity):[A-Za
 KINDS = {
     *("Assets:Cash", "Assets:Unbilled", "Liabilities:Credit-paid", "Liabilities:Credit-promo"),
     *("Liabilities:Credit-goodwill", "Income:Usage", "Income:Min-charge", "Expenses:Overrun"),
-    *("Equity:Contra",),
+    *("Equity:Contra", "Income:Breakage"),
 }
 
 SOME = ("Equity:Contra", "Income:Min-charge", "Liabilities:Credit-promo")  # beancount takes seconds for each

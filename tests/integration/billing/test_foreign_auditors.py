@@ -73,9 +73,10 @@ async def random_books(sessions: db.Sessions, seed: int) -> None:
 
 
 async def _undo(sessions: db.Sessions, tenant_ids: Sequence[UUID]) -> None:
-    """A grant that expires, and one that is reversed."""
+    """A grant and a top-up that expire, and a grant that is reversed."""
     for tenant_id in tenant_ids:
         await credit.give(sessions, tenant_id, "0.000000000001", NOW, expires_at=SOON)
+        await credit.buy(sessions, tenant_id, "0.000000000003", NOW, SOON)
         assert await credit.expire(sessions, tenant_id, SOON + timedelta(days=1)) > 0
         given = await credit.give(sessions, tenant_id, "0.123456789012", NOW)
         assert given.transaction_id is not None

@@ -104,6 +104,34 @@ async def test_a_key_with_another_body_is_a_conflict(admin: Client) -> None:
     assert (await admin.get(f"{tenant}/balance")).json()["available"] == "1.000000000000"
 
 
+async def test_a_top_up_expires_only_where_the_terms_allow_it(
+    admin: Client, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant, end = await _tenant(admin), "2100-01-01T00:00:00Z"
+    refused = await _top_up(admin, tenant, "5", "k1", expires_at=end)
+    assert (refused.status_code, refused.json()["code"]) == (409, "PAID_CREDIT_NEVER_EXPIRES")
+    monkeypatch.setitem(services.settings.books.__dict__, "paid_credit_may_expire", True)
+    for wrong in (
+        "2020-01-01T00:00:00Z",
+        "2100-01-01T00:00:01Z",
+        "9000-01-01T00:00:00Z",
+        "2100-01-01T00:00:00",
+        "soon",
+    ):
+        assert (await _top_up(admin, tenant, "5", "k2", expires_at=wrong)).status_code in {400, 422}, wrong
+    done = await _top_up(admin, tenant, "5", "k3", expires_at=end)
+    assert (done.status_code, done.json()["balance"]) == (201, "5.000000000000")
+    lots = (await admin.get(f"{tenant}/credit-lots")).json()["items"]
+    assert [(lot["source"], lot["available"], lot["expires_at"]) for lot in lots] == [
+        ("paid", "5.000000000000", end),
+        ("paid", "0.000000000000", None),
+    ]
+    (asked,) = (await admin.get(f"{ADMIN}/adjustments")).json()["items"]
+    assert asked["expires_at"] == end
+    (record,) = (await admin.get(f"{ADMIN}/audit", params={"action": "credit.top_up"})).json()["items"]
+    assert record["details"]["expires_at"] == "2100-01-01T00:00:00+00:00"
+
+
 async def test_credit_given_above_the_limit_needs_another_person(
     anonymous: Client, sessions: db.Sessions, services: Services
 ) -> None:
