@@ -80,7 +80,7 @@ _CHECKS = {
         FROM credit_adjustment j LEFT JOIN ledger_tx x ON x.id = j.tx_id
         LEFT JOIN LATERAL (SELECT sum(amount) AS amount FROM ledger_transfer WHERE tx_id = x.id) t ON true
         WHERE NOT coalesce(CASE j.state
-            WHEN 'pending' THEN num_nulls(j.tx_id, j.decided_by, j.decided_at) = 3
+            WHEN 'pending' THEN num_nulls(j.tx_id, j.decided_by, j.decided_person, j.decided_at) = 4
             WHEN 'declined' THEN j.tx_id IS NULL AND j.decided_by <> j.requested_by
             WHEN 'posted' THEN CASE j.kind
                  WHEN 'terms' THEN EXISTS (SELECT FROM credit_terms c WHERE c.tenant_id = j.tenant_id
