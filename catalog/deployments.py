@@ -39,6 +39,7 @@ async def create(
     if await queries.version_by_id(session, new.version_id) is None:
         known = format_id(IdKind.MODEL_VERSION, new.version_id)
         raise PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, f"There is no model version {known}.")
+    await _check_fallback(session, new.fallback_model, new.version_id)
     if await queries.deployment_named(session, new.name) is not None:
         raise PlatformError("NAME_TAKEN", ErrorKind.CONFLICT, f"The name {new.name!r} is taken.", param="name")
     deployment_id = new_uuid()
@@ -57,6 +58,7 @@ async def create(
         inflight_max=new.inflight_max,
         waiting_max=new.waiting_max,
         max_wait_s=new.max_wait_s,
+        fallback_model=new.fallback_model,
         created_at=now,
         retired_at=None,
     )
@@ -93,7 +95,9 @@ async def update(
     """
     row, desired, version = await _locked(session, deployment_id)
     base_url = check_deployment(_changed(row, desired, change))
-    for name in ("engine_args", "default_max_tokens", "inflight_max", "waiting_max", "max_wait_s"):
+    if change.fallback_model is not None:
+        await _check_fallback(session, change.fallback_model, version.id)
+    for name in ("engine_args", "default_max_tokens", "inflight_max", "waiting_max", "max_wait_s", "fallback_model"):
         if (value := getattr(change, name)) is not None:
             setattr(row, name, value)
     row.base_url = base_url
@@ -168,6 +172,17 @@ def check_deployment(new: NewDeployment) -> str:
     return ""
 
 
+async def _check_fallback(session: AsyncSession, name: str, version_id: UUID) -> None:
+    """A fallback is another model that callers could name. What it can serve is looked at for each request."""
+    if not name:
+        return
+    leads_to = await queries.alias_version(session, name)
+    if leads_to is None:
+        raise _invalid("fallback_model", f"No model is served by the name {name[:100]!r}.")
+    if leads_to == version_id:
+        raise _invalid("fallback_model", "A model cannot be its own fallback: name another one.")
+
+
 def _check_limits(new: NewDeployment) -> None:
     if new.default_max_tokens < 1:
         raise _invalid("default_max_tokens", "It must be at least 1.")
@@ -205,6 +220,7 @@ def _changed(row: DeploymentRow, desired: DesiredRow, change: DeploymentChange) 
         inflight_max=row.inflight_max,
         waiting_max=row.waiting_max,
         max_wait_s=row.max_wait_s,
+        fallback_model=row.fallback_model,
         min_scale=desired.min_scale,
         max_scale=desired.max_scale,
     )
@@ -249,6 +265,7 @@ def _deployment(row: DeploymentRow, desired: DesiredRow, version: ModelVersionRo
         inflight_max=row.inflight_max,
         waiting_max=row.waiting_max,
         max_wait_s=row.max_wait_s,
+        fallback_model=row.fallback_model,
         temperature=Temperature(desired.temperature),
         min_scale=desired.min_scale,
         max_scale=desired.max_scale,

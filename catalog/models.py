@@ -172,6 +172,7 @@ def _served(name: str, model: ModelRow, version: ModelVersionRow, deployment: De
         created_at_s=int(model.created_at.timestamp()),
         owned_by=model.owned_by,
         model_name=model.name,
+        fallback_model=deployment.fallback_model,
     )
 
 

@@ -70,6 +70,11 @@ async def alias_model(session: AsyncSession, name: str) -> UUID | None:
     return await session.scalar(statement)
 
 
+async def alias_version(session: AsyncSession, name: str) -> UUID | None:
+    """Return the version that an alias leads to."""
+    return await session.scalar(select(ModelAliasRow.version_id).where(ModelAliasRow.name == name))
+
+
 async def delete_alias(session: AsyncSession, name: str) -> None:
     await session.execute(delete(ModelAliasRow).where(ModelAliasRow.name == name))
 

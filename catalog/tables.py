@@ -73,6 +73,7 @@ class DeploymentRow(Base):
     inflight_max: Mapped[int]
     waiting_max: Mapped[int]
     max_wait_s: Mapped[int]
+    fallback_model: Mapped[str] = mapped_column(Text)
     created_at: Mapped[datetime] = mapped_column(Timestamp)
     retired_at: Mapped[datetime | None] = mapped_column(Timestamp)
 

@@ -48,6 +48,7 @@ class ServedModel(msgspec.Struct, frozen=True, gc=False):
     created_at_s: int = 0
     owned_by: str = "tidegate"
     model_name: str = ""  # the model's own name, which limits name; callers may use another one
+    fallback_model: str = ""  # public name of the model that serves what this one has no capacity for; empty: none
 
 
 class Temperature(StrEnum):
@@ -84,6 +85,7 @@ class NewDeployment(msgspec.Struct, frozen=True):
     inflight_max: int = 0
     waiting_max: int = 256
     max_wait_s: int = 30
+    fallback_model: str = ""
     min_scale: int = 0
     max_scale: int = 1
 
@@ -98,6 +100,7 @@ class DeploymentChange(msgspec.Struct, frozen=True):
     inflight_max: int | None = None
     waiting_max: int | None = None
     max_wait_s: int | None = None
+    fallback_model: str | None = None  # empty: none any more
     min_scale: int | None = None
     max_scale: int | None = None
 
@@ -122,6 +125,7 @@ class Deployment(msgspec.Struct, frozen=True):
     inflight_max: int
     waiting_max: int
     max_wait_s: int
+    fallback_model: str
     temperature: Temperature
     min_scale: int
     max_scale: int

@@ -38,6 +38,14 @@ Caps = Annotated[int, Field(ge=0, le=1_000_000)]
 Scale = Annotated[int, Field(ge=0, le=10_000)]
 WaitSeconds = Annotated[int, Field(ge=0, le=600)]
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
+FallbackName = Annotated[
+    str,
+    Field(
+        max_length=128,
+        description="Public name of the model that serves what this one has no capacity for, to callers that agree to "
+        "it (`X-Tidegate-Fallback: allow`), at its own price. Empty: none.",
+    ),
+]
 Arguments = Annotated[
     dict[Annotated[str, StringConstraints(max_length=64)], str | int | float | bool | None],
     Field(max_length=ARGUMENTS_MAX, description="The engine's own arguments."),
@@ -72,6 +80,7 @@ class DeploymentIn(_WithCredential):
     inflight_max: Caps = 0
     waiting_max: Caps = 256
     max_wait_s: WaitSeconds = 30
+    fallback_model: FallbackName = ""
     min_scale: Scale = 0
     max_scale: Scale = 1
 
@@ -85,6 +94,7 @@ class DeploymentPatch(_WithCredential):
     inflight_max: Caps | None = None
     waiting_max: Caps | None = None
     max_wait_s: WaitSeconds | None = None
+    fallback_model: FallbackName | None = None
     min_scale: Scale | None = None
     max_scale: Scale | None = None
 
@@ -107,6 +117,7 @@ class DeploymentOut(Output):
     inflight_max: int
     waiting_max: int
     max_wait_s: int
+    fallback_model: str
     temperature: str
     min_scale: int
     max_scale: int
@@ -151,6 +162,7 @@ def _out(found: Deployment, state: DeploymentState | None) -> DeploymentOut:
         inflight_max=found.inflight_max,
         waiting_max=found.waiting_max,
         max_wait_s=found.max_wait_s,
+        fallback_model=found.fallback_model,
         temperature=found.temperature.value,
         min_scale=found.min_scale,
         max_scale=found.max_scale,
@@ -176,6 +188,7 @@ def _new(body: DeploymentIn) -> NewDeployment:
         inflight_max=body.inflight_max,
         waiting_max=body.waiting_max,
         max_wait_s=body.max_wait_s,
+        fallback_model=body.fallback_model,
         min_scale=body.min_scale,
         max_scale=body.max_scale,
     )

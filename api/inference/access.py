@@ -120,16 +120,21 @@ def missing_metrics_token() -> PlatformError:
     )
 
 
-def resolve(directory: Directory, admission: Admission, principal: Principal, call: Call, now_us: int) -> Offer:
+def resolve(
+    directory: Directory, admission: Admission, principal: Principal, call: Call, now_us: int, *, name: str = ""
+) -> Offer:
     """Return the model's deployment, the tier, and the price, which this request keeps whatever is published meanwhile.
+
+    `name`: of another model than the call's.
 
     Raises:
         PlatformError: 404 with the models the key may use, 403 for tier or model, 400 for an endpoint it lacks.
     """
-    key = (principal.key_id.int, call.model, call.tier, call.endpoint)
+    name = name or call.model
+    key = (principal.key_id.int, name, call.tier, call.endpoint)
     offer = directory.offers.get(key)
     if offer is None or now_us >= offer.until_us or offer.principal is not principal:
-        offer = _resolve(directory, admission, principal, call, now_us)
+        offer = _resolve(directory, admission, principal, call, now_us, name)
         directory.remember(key, offer)
     if call.max_tokens > offer.model.context_max:
         raise errors.invalid(
@@ -143,8 +148,10 @@ def resolve(directory: Directory, admission: Admission, principal: Principal, ca
     return offer
 
 
-def _resolve(directory: Directory, admission: Admission, principal: Principal, call: Call, now_us: int) -> Offer:
-    model = find_model(directory, principal, call.model)
+def _resolve(  # noqa: PLR0917 - all of `resolve`
+    directory: Directory, admission: Admission, principal: Principal, call: Call, now_us: int, name: str
+) -> Offer:
+    model = find_model(directory, principal, name)
     if call.endpoint not in model.endpoints and call.endpoint != "tokenize":
         served = ", ".join(sorted(model.endpoints))
         raise errors.invalid(f"The model {model.name!r} does not serve {call.endpoint}; it serves {served}.", "model")

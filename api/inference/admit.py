@@ -28,17 +28,10 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
         raise errors.unavailable("Keys and limits cannot be checked now. Try again shortly.", 5)
     call, offer = job.call, job.offer
     model = offer.model
-    most: float = min(model.max_wait_s, gateway.settings.max_wait_s)
-    noted = request.head.noted
-    header = noted.get(PATIENCE_HEADER)
-    if header is None:
-        wait_s = min(most, gateway.tier_waits[offer.tier])
-        for name in wire.RETRIES:
-            if name in noted:
-                wait_s = patience.of_retry(wait_s, offer.tier, tries(noted[name]))
-    else:
-        most = wait_s = named_patience(header, most)
+    most, wait_s = waits(gateway, job, request)
     job.patience_until, job.place_until = job.started + most, job.started + wait_s
+    if job.instead_of:  # the time is the caller's, whichever model serves
+        wait_s = job.place_until - gateway.clock.monotonic()
     input_tokens, output_tokens = estimate.prompt_tokens(call, model), estimate.output_tokens(call, model)
     grant = await gateway.admission.acquire(
         job.id,
@@ -69,6 +62,21 @@ def _note(gateway: Gateway, job: Job, grant: Any) -> None:
         gateway.admission_metrics.waited(job.offer.tier, job.offer.model.name, grant.queue_us)
     if grant.over:
         gateway.refusals.note_over(job, grant.over)
+
+
+def waits(gateway: Gateway, job: Job, request: Request) -> tuple[float, float]:
+    """Return the seconds that it waits at most for a wake, and for a place."""
+    offer, noted = job.offer, request.head.noted
+    most: float = min(offer.model.max_wait_s, gateway.settings.max_wait_s)
+    header = noted.get(PATIENCE_HEADER)
+    if header is not None:
+        most = named_patience(header, most)
+        return most, most
+    wait_s = min(most, gateway.tier_waits[offer.tier])
+    for name in wire.RETRIES:
+        if name in noted:
+            wait_s = patience.of_retry(wait_s, offer.tier, tries(noted[name]))
+    return most, wait_s
 
 
 async def admit_again(gateway: Gateway, job: Job) -> None:

@@ -59,6 +59,20 @@ redis.call('EXPIRE', KEYS[2], ARGV[4])
 return 1
 """)
 
+# KEYS: once. ARGV: request, its id from now on.
+RENAME = script("""
+local was = redis.call('GET', KEYS[1])
+if not was or string.sub(was, 3, 34) ~= ARGV[1] then return 0 end
+local time = redis.call('TIME')
+local offset_us = tonumber(redis.call('GET', '{tg}:offset_us') or '0')
+local now = time[1] * 1000 + math.floor((time[2] + offset_us) / 1000)
+local body, replica = string.match(was, '^r|%x+|(%x+)|%d+|(.*)$')
+if not body then return 0 end
+local text = 'r|' .. ARGV[2] .. '|' .. body .. '|' .. string.format('%.0f', now) .. '|' .. replica
+redis.call('SET', KEYS[1], text, 'KEEPTTL')
+return 1
+""")
+
 # KEYS: kept, keeps of the project, keeps of all. ARGV: sealed answer, seconds, seconds of the sums, most bytes of each.
 KEEP = script("""
 local size = #ARGV[1]
@@ -139,6 +153,11 @@ class Claims:
         keys = keyspace.once(claim.digest), keyspace.onces(claim.project_id, claim.day)
         values = (claim.request_id, claim.fingerprint, DAY_S, COUNTED_FOR_S, "1" if done else "0")
         self._client.call("EVAL", FINISH.text, len(keys), *keys, *values)
+
+    def rename(self, claim: Claim, request_id: str) -> None:
+        """The key's request goes on under another id (hex), which the admission will list."""
+        before, claim.request_id = claim.request_id, request_id
+        self._client.call("EVAL", RENAME.text, 1, keyspace.once(claim.digest), before, request_id)
 
     def keep(self, claim: Claim, answer: Answer) -> None:
         """Keep the answer for a day, within the bounds."""

@@ -9,6 +9,7 @@ import msgspec
 from api.inference import access, errors
 from api.inference.bridge import Message
 from api.inference.control_proxy import ControlProxy, refuse
+from api.inference.directory import may_use
 from api.inference.gateway import Gateway
 from api.inference.jwt_bearer import PROJECT, looks_signed
 from api.inference.readiness import Report
@@ -165,10 +166,17 @@ class ColdApp:
             "context_max": model.context_max,
             "default_max_tokens": model.default_max_tokens,
             "endpoints": sorted(model.endpoints),
+            "fallback": self._fallback(principal, model),
             "state": state,
             "cold_start_estimate_s": eta_s,
             "price_per_million_tokens": {"currency": principal.currency.value, "tiers": tiers},
         }
+
+    def _fallback(self, principal: Principal, model: ServedModel) -> str | None:
+        """The model that serves instead, to callers that allow it; None when there is none that the key may use."""
+        name = model.fallback_model
+        known = name in self._gateway.directory.models and name != model.name
+        return name if known and may_use(principal, name) else None
 
 
 def _prices(schedule: PriceSchedule) -> dict[str, Any]:

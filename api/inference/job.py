@@ -60,6 +60,7 @@ class Job:
         "claim",
         "grant",
         "id",
+        "instead_of",
         "limits",
         "offer",
         "patience_until",
@@ -80,6 +81,7 @@ class Job:
         self.id = request_id
         self.principal: Principal | None = None
         self.public_id = _PREFIX + request_id.hex
+        self.instead_of = ""  # the model that was asked for, when its fallback serves
         self.started = started
         self.patience_until = started
         self.place_until = started  # how long it waits for a place, monotonic
@@ -91,3 +93,7 @@ class Job:
         self.grant: Any = None  # what admission gave, until it is given back
         self.limits: bytes = b""  # header lines of the caller's limits
         self.relay: Relay | None = None
+
+    def rename(self, request_id: UUID) -> None:
+        """Give it another id: what is told to give back the first one must not reach what is taken by this one."""
+        self.id, self.public_id = request_id, _PREFIX + request_id.hex

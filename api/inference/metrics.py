@@ -52,6 +52,7 @@ class Metrics:
         self.preemptions: dict[
             tuple[str, str], int
         ] = {}  # tier of the victim, for whom; "ended": it found no other place
+        self.fallbacks: dict[str, int] = {}  # why another model served: error code of the one that was asked for
         self.duration = Histogram(LATENCY_BUCKETS_S)
         self.ttft = Histogram(LATENCY_BUCKETS_S)
         self.gap = Histogram(GAP_BUCKETS_S)
@@ -73,6 +74,7 @@ class Metrics:
             "config_reloads_total": 0,
             "config_failures_total": 0,
             "config_unreadable_total": 0,  # rows left out, each time one is met
+            "fallbacks_failed_total": 0,  # the other model had no place either
             "streams_ended_total": 0,
             "rehashed_total": 0,
             "rehash_dropped_total": 0,
@@ -139,6 +141,7 @@ class Metrics:
         )
         for name, label, values in (
             ("refusals_total", "code", self.refusals),
+            ("fallbacks_total", "reason", self.fallbacks),
             ("spool_refusals_total", "tier", {tier.label: self.spool_refusals[tier] for tier in Tier}),
             ("generations_total", "outcome", self.outcomes),
             ("tokens_total", "kind", self._tokens()),

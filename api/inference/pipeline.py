@@ -9,6 +9,8 @@ from api.inference import errors, settle
 from api.inference.access import authenticate, resolve
 from api.inference.admit import admit, admit_again
 from api.inference.claim import claim
+from api.inference.directory import Offer
+from api.inference.fallback import fallback_of, hand_over, refusal_of, take_back
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Job, Request
 from api.inference.request import parse
@@ -41,13 +43,11 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
         # claim: of requests with one idempotency key, one runs, and is billed.
         if (key := request.head.noted.get(IDEMPOTENCY_KEY)) is not None:
             client = await claim(gateway, job, request, client, key)
-        # 4. admit: every limit and the money hold, all or nothing; may wait in the queue.
-        job.grant = await admit(gateway, job, request)
-        # 5. and 6.: again when a higher tier needed its place before a byte of the answer had come.
-        await _answer(gateway, job, request, client)
-        while job.yields:
-            await admit_again(gateway, job)
-            await _answer(gateway, job, request, client)
+        # 4. to 6.: by the model, or by its fallback where it has no capacity and the caller agreed to that.
+        if (other := fallback_of(gateway, job, request)) is None:
+            await _run(gateway, job, request, client)
+        else:
+            await _run_either(gateway, job, request, client, other)
     except PlatformError as refusal:
         error = refusal
     except asyncio.CancelledError:
@@ -65,6 +65,38 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
     finally:
         if job.grant is not None:
             gateway.admission.release(job.grant, None)
+
+
+async def _run(gateway: Gateway, job: Job, request: Request, client: Client) -> None:
+    # 4. admit: every limit and the money hold, all or nothing; may wait in the queue.
+    job.grant = await admit(gateway, job, request)
+    # 5. and 6.: again when a higher tier needed its place before a byte of the answer had come.
+    await _answer(gateway, job, request, client)
+    while job.yields:
+        await admit_again(gateway, job)
+        await _answer(gateway, job, request, client)
+
+
+async def _run_either(gateway: Gateway, job: Job, request: Request, client: Client, other: Offer) -> None:
+    """Have the other model serve, at its own price, what the model has no capacity for; one hop."""
+    own, error = job.offer, None
+    try:
+        await _run(gateway, job, request, client)
+    except PlatformError as refused:
+        error = refused
+    refusal = refusal_of(job, client, error)
+    if refusal is None:
+        if error is not None:
+            raise error
+        return
+    hand_over(gateway, job, other, refusal)
+    try:
+        await _run(gateway, job, request, client)
+    except PlatformError:
+        if job.relay is not None:  # it ran there
+            raise
+        take_back(gateway, job, own)
+        raise refusal from None
 
 
 async def _answer(gateway: Gateway, job: Job, request: Request, client: Client) -> None:

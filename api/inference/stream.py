@@ -98,4 +98,5 @@ def fields(job: Job) -> bytes:
 
 def stream_headers(job: Job) -> bytes:
     """Header lines that every answer of an admitted request carries."""
-    return b"X-Request-Id: %b\r\n%b" % (job.public_id.encode(), job.limits)
+    lines = b"X-Request-Id: %b\r\n%b" % (job.public_id.encode(), job.limits)
+    return lines + b"X-Tidegate-Served-Model: %b\r\n" % job.offer.model.name.encode() if job.instead_of else lines

@@ -19,9 +19,10 @@ _SINGLE = frozenset(
         IDEMPOTENCY_KEY,
     }
 )
+FALLBACK = b"x-tidegate-fallback"  # allow: another model may answer when this one has no capacity
 RETRIES = (b"x-retry-attempt", b"x-stainless-retry-count")  # which try this is; the second is the official SDKs'
 _NOTED = _SINGLE | {
-    *(b"content-encoding", b"x-tidegate-max-wait", b"openai-project", b"x-forwarded-for", b"connection"),
+    *(b"content-encoding", b"x-tidegate-max-wait", FALLBACK, b"openai-project", b"x-forwarded-for", b"connection"),
     *RETRIES,
 }
 

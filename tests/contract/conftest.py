@@ -32,6 +32,7 @@ SMOL = Deployment(
     inflight_max=2,
     waiting_max=16,
     max_wait_s=30,
+    fallback_model="",
     temperature=Temperature.COLD,
     min_scale=0,
     max_scale=1,

@@ -62,6 +62,7 @@ class FakeAdmission:
         self.used: dict[UUID, tuple[int, int]] = {}
         self.cached: dict[UUID, int] = {}
         self.refusal: PlatformError | None = None
+        self.refused: dict[str, PlatformError] = {}  # by the model's name
         self.alone = False  # without Valkey nothing is known of limits
         self.gate: asyncio.Event | None = None  # when set, acquire waits for it
         self.calls: list[tuple[Any, float, Tier]] = []
@@ -98,6 +99,8 @@ class FakeAdmission:
         self.estimates.append((input_tokens, output_tokens))
         if self.refusal is not None:
             raise self.refusal
+        if (refusal := self.refused.get(prepared.model.name)) is not None:
+            raise refusal
         if self.gate is not None:
             await self.gate.wait()
         reply = [] if self.alone else reply_of(prepared)

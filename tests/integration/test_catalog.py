@@ -204,3 +204,21 @@ async def test_only_the_last_loads_are_kept(sessions: db.Sessions) -> None:
         for load_ms in range(observed.LOADS_KEPT + 3):
             await observed.record_load(session, deployment_id, load_ms, now=NOW)
         assert (await observed.load_history(session))[deployment_id] == tuple(range(3, observed.LOADS_KEPT + 3))
+
+
+async def test_a_fallback_is_another_model_that_is_named(sessions: db.Sessions) -> None:
+    _, _, deployment_id = await add(sessions, "tide", LOCAL)
+    _, other_version, _ = await add(sessions, "smaller", EXTERNAL)
+    async with db.transaction(sessions) as session:
+        for name, words in (("gone", "No model is served"), ("tide", "its own fallback")):
+            change = DeploymentChange(fallback_model=name)
+            with pytest.raises(PlatformError, match=words) as caught:
+                await deployments.update(session, deployment_id, change, sealing_key=KEY, now=NOW)
+            assert caught.value.param == "fallback_model"
+        new = msgspec.structs.replace(LOCAL, name="new", version_id=other_version, fallback_model="gone")
+        with pytest.raises(PlatformError, match="No model is served"):
+            await deployments.create(session, new, sealing_key=KEY, now=NOW)
+        for name in ("smaller", ""):
+            change = DeploymentChange(fallback_model=name)
+            await deployments.update(session, deployment_id, change, sealing_key=KEY, now=NOW)
+            assert (await models.load_served(session))["tide"].fallback_model == name

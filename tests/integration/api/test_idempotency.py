@@ -22,6 +22,7 @@ from core.ids import new_uuid
 from core.resp import RespClient
 from engine import simulator
 from engine.simulator import SIMULATOR, Options, Simulator
+from scheduler import refusals
 from tenants.api_keys import digest, mint
 from tests.factories.gateway import PEPPER, Rig, rig, served_model
 from tests.factories.stack import chat, events_of, text_of, until
@@ -60,9 +61,10 @@ class Site:
         return key
 
     async def send(
-        self, name: str, body: dict[str, Any] | None = None, *, at: int = 0, key: str = ""
+        self, name: str, body: dict[str, Any] | None = None, *, at: int = 0, key: str = "", fallback: str = "none"
     ) -> httpx.Response:
         headers = {"Authorization": f"Bearer {key or self.key}", "Idempotency-Key": name}
+        headers["X-Tidegate-Fallback"] = fallback
         async with httpx.AsyncClient(base_url=self.rigs[at].url, headers=headers, timeout=20) as client:
             return await client.post(CHAT, json=body or chat(PROMPT))
 
@@ -103,6 +105,21 @@ async def test_a_repeat_is_told_where_its_receipt_is(site: Site) -> None:
     assert len(event.idempotency) == 16
     assert (await site.send("k2")).status_code == 200
     assert len({one.idempotency for one in site.events}) == 2
+
+
+async def test_a_repeat_is_told_the_receipt_of_the_model_that_served(site: Site) -> None:
+    sim = site.rigs[0].models["sim"]
+    for one in site.rigs:
+        one.models["own"] = served_model("own", sim.base_url, fallback_model="sim")
+        one.admission.refused["own"] = refusals.busy("own", 1, "queue")
+    body = chat(PROMPT, model="own")
+    first = await site.send("k", body, fallback="allow")
+    assert (first.status_code, first.json()["model"]) == (200, "sim")
+    again = await site.send("k", body, at=1, fallback="allow")
+    assert _refused(again) == (409, "IDEMPOTENCY_KEY_USED")
+    assert again.json()["error"]["details"]["generation"] == first.headers["x-request-id"]
+    (event,) = site.events
+    assert f"gen_{event.id.hex}" == first.headers["x-request-id"]
 
 
 async def test_another_body_under_the_same_key_is_refused(site: Site) -> None:

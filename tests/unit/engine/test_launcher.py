@@ -35,6 +35,7 @@ LLAMA = Deployment(
     inflight_max=0,
     waiting_max=0,
     max_wait_s=30,
+    fallback_model="",
     temperature=Temperature.COLD,
     min_scale=0,
     max_scale=1,
