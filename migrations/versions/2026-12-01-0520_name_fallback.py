@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0031_fallback_model"
-down_revision = "0028_event_digests"
+revision = "0032_fallback_model"
+down_revision = "0031_entitlements"
 branch_labels = None
 depends_on = None
 
