@@ -63,8 +63,12 @@ def batch_bound(gpu_gb: float, kv_gb_per_request: float) -> int:
 
 def saturation(sample: Sample) -> float:
     """Return how full the engines are: 1 is full."""
-    pods = max(1, sample.pods)
-    return max(sample.waiting / (WAITING_PER_POD * pods), sample.kv_used / KV_FULL)
+    return fullness(sample.waiting / max(1, sample.pods), sample.kv_used)
+
+
+def fullness(waiting: float, kv_used: float) -> float:
+    """Return how full one engine is by its own queue and the part of its KV memory in use: 1 is full."""
+    return max(waiting / WAITING_PER_POD, kv_used / KV_FULL)
 
 
 def after(caps: Caps, sample: Sample, *, per_pod: int) -> Caps:

@@ -46,6 +46,7 @@ from engine.client import UpstreamPool
 from engine.tls_client import TlsClient, UpstreamClient
 from knative.wake import StateFeed
 from scheduler.admission import Admission
+from scheduler.saturation import read_part_full
 from tenants.credentials import Peppers, peppers_of
 from tenants.oidc.clients import Clients
 
@@ -141,6 +142,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         admission=admission,
         spool=spool,
         states=states,
+        part_full=lambda deployment: read_part_full(valkey, deployment, clock.now_us()),
         pool=pool,
         upstream=UpstreamClient(pool, tls),
         metrics=metrics,

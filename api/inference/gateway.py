@@ -19,6 +19,7 @@ from api.inference.new_keys import NewKeys
 from api.inference.ports import Admission, Spool, States
 from api.inference.refusals import Refusals
 from api.inference.request import Call
+from api.inference.retries import RetryBudget
 from api.inference.wire import Head
 from core.clock import Clock
 from core.settings import Gateway as GatewaySettings
@@ -29,6 +30,11 @@ from tenants.types import Principal
 
 def _rehash_nothing(older: bytes, digest: bytes) -> None:
     """Without previous peppers no key is met under one."""
+
+
+async def _none_full(_: UUID) -> float:
+    """Nobody says how full engines are."""
+    return 0.0
 
 
 Inspector = Callable[[Principal, Call], Awaitable[None]]
@@ -66,25 +72,6 @@ class Waiters:
             older.clear()
 
 
-class RetryBudget:
-    """Retries may be a tenth of the requests, and ten at once when it is quiet: a sick engine is not beaten harder."""
-
-    def __init__(self, *, share: float = 0.1, burst: float = 10.0) -> None:
-        self._share = share
-        self._burst = burst
-        self._tokens = burst
-
-    def earn(self) -> None:
-        if self._tokens < self._burst:
-            self._tokens += self._share
-
-    def spend(self) -> bool:
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
-
-
 @dataclass(slots=True)
 class Gateway:
     """The parts, and what is shared between connections."""
@@ -113,6 +100,7 @@ class Gateway:
     rehash: Callable[[bytes, bytes], None] = _rehash_nothing  # a key known by the first digest gets the second as well
     held: dict[UUID, int] = field(default_factory=dict)  # deployment → callers that wait here for its wake
     retries: RetryBudget = field(default_factory=RetryBudget)
+    part_full: Callable[[UUID], Awaitable[float]] = _none_full  # of a deployment's replicas, by their own figures
     turns: Iterator[int] = field(default_factory=itertools.count)  # equal replicas take turns
     seen_limits: SeenLimits = field(default_factory=SeenLimits)
     admission_metrics: AdmissionMetrics = field(default_factory=AdmissionMetrics)

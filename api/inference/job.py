@@ -68,6 +68,7 @@ class Job:
         "principal",
         "public_id",
         "relay",
+        "retried",
         "started",
         "wasted_calls",
         "wasted_us",
@@ -93,6 +94,7 @@ class Job:
         self.grant: Any = None  # what admission gave, until it is given back
         self.limits: bytes = b""  # header lines of the caller's limits
         self.relay: Relay | None = None
+        self.retried = False  # sent to a second replica, whichever model serves
 
     def rename(self, request_id: UUID) -> None:
         """Give it another id: what is told to give back the first one must not reach what is taken by this one."""

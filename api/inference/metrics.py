@@ -52,6 +52,7 @@ class Metrics:
         self.preemptions: dict[
             tuple[str, str], int
         ] = {}  # tier of the victim, for whom; "ended": it found no other place
+        self.retries: dict[str, int] = {}  # to other replicas: sent, over_budget, replicas_full
         self.fallbacks: dict[str, int] = {}  # why another model served: error code of the one that was asked for
         self.duration = Histogram(LATENCY_BUCKETS_S)
         self.ttft = Histogram(LATENCY_BUCKETS_S)
@@ -69,7 +70,6 @@ class Metrics:
             "usage_quarantined_total": 0,
             "usage_counted_by_gateway_total": 0,
             "prompt_uncounted_total": 0,
-            "upstream_retries_total": 0,
             "log_lines_dropped_total": 0,
             "config_reloads_total": 0,
             "config_failures_total": 0,
@@ -141,6 +141,7 @@ class Metrics:
         )
         for name, label, values in (
             ("refusals_total", "code", self.refusals),
+            ("retries_total", "result", self.retries),
             ("fallbacks_total", "reason", self.fallbacks),
             ("spool_refusals_total", "tier", {tier.label: self.spool_refusals[tier] for tier in Tier}),
             ("generations_total", "outcome", self.outcomes),

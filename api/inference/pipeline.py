@@ -14,7 +14,7 @@ from api.inference.fallback import fallback_of, hand_over, refusal_of, take_back
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Job, Request
 from api.inference.request import parse
-from api.inference.route import route, wake
+from api.inference.route import may_retry, route, wake
 from api.inference.stream import stream
 from api.inference.wire import IDEMPOTENCY_KEY
 from core.errors import PlatformError
@@ -104,14 +104,16 @@ async def _answer(gateway: Gateway, job: Job, request: Request, client: Client) 
     target = route(gateway, job) or await wake(gateway, job)
     if gateway.directory.principals.get(request.digest) is not job.principal:  # its rights changed while it waited
         authenticate(gateway.directory, request.digest, gateway.clock.now_us(), request.client_ip)
+    gateway.retries.accept(job.offer.model.deployment_id, gateway.now)
     # 6. stream: from the engine to the client by direct calls; on another replica when no byte came.
     await stream(gateway, job, target, client)
-    if job.relay is not None and job.relay.retryable:
+    if job.relay is not None and job.relay.retryable and not job.retried:
         await _once_more(gateway, job, target, client)
 
 
 async def _once_more(gateway: Gateway, job: Job, failed: Target, client: Client) -> None:
-    """Ask another replica, when there is one and not too many others failed as well."""
+    """Ask another replica, once, when there is one and the rules of retries allow it."""
     other = route(gateway, job, besides=failed) or await wake(gateway, job)
-    if other is not failed and gateway.retries.spend():
+    if other is not failed and await may_retry(gateway, job.offer.model.deployment_id):
+        job.retried = True
         await stream(gateway, job, other, client)

@@ -1,8 +1,11 @@
 """Stage five: which replica answers: the one with the fewest calls of ours, and a wake when all sleep."""
 
+from uuid import UUID
+
 from api.inference import errors
 from api.inference.gateway import Gateway
 from api.inference.job import Job
+from api.inference.retries import FULL_PART
 from catalog.types import DeploymentKind
 from engine.client import Target
 from knative.types import DeploymentState, ReplicaState
@@ -48,3 +51,15 @@ async def wake(gateway: Gateway, job: Job) -> Target:
         raise errors.model_loading(state.eta_s, round(patience_s))
     targets = [gateway.pool.target(endpoint.url) for endpoint in state.endpoints]
     return pick(targets, turn=next(gateway.turns), now=gateway.now)
+
+
+async def may_retry(gateway: Gateway, deployment_id: UUID) -> bool:
+    """Whether a request that an engine never answered may go to another one now. See `retries`."""
+    if await gateway.part_full(deployment_id) > FULL_PART:
+        result = "replicas_full"
+    elif not gateway.retries.spend(deployment_id, gateway.now):
+        result = "over_budget"
+    else:
+        result = "sent"
+    gateway.metrics.retries[result] = gateway.metrics.retries.get(result, 0) + 1
+    return result == "sent"

@@ -48,7 +48,6 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
         relay = Relay(done, gateway.clock.monotonic)
     job.relay = relay
     relay.principal = offer.principal
-    gateway.retries.earn()
     sent_at = gateway.clock.monotonic()
     relay.deadline = gateway.now + gateway.settings.request_timeout_s
     gateway.relays.add(relay)

@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import httpx
 import orjson
@@ -388,6 +389,28 @@ async def test_another_replica_is_asked_when_the_first_is_not_there(stack: Stack
     answer = await stack.chat("x", model="local")
     assert answer.status_code == 200
     assert stack.rig.event.outcome is Outcome.COMPLETED
+
+
+@pytest.mark.parametrize(("part", "status", "result"), [(0.5, 200, "sent"), (0.51, 502, "replicas_full")])
+async def test_nothing_is_sent_again_while_most_replicas_are_full(
+    stack: Stack, part: float, status: int, result: str
+) -> None:
+    async def part_full(_: UUID) -> float:
+        return part
+
+    model = stack.rig.sleeping("local")
+    stack.rig.wake(model, "unix:/nonexistent/socket", stack.rig.models["sim"].base_url)
+    stack.rig.gateway.part_full = part_full
+    assert (await stack.chat("x", model="local")).status_code == status
+    assert stack.rig.gateway.metrics.retries == {result: 1}
+
+
+async def test_a_model_without_engines_spends_its_few_retries_and_no_more(stack: Stack) -> None:
+    model = stack.rig.sleeping("local")
+    stack.rig.wake(model, *(f"unix:/nonexistent/{number}" for number in range(3)))
+    for _ in range(5):
+        assert (await stack.chat("x", model="local")).status_code == 502
+    assert stack.rig.gateway.metrics.retries == {"sent": 3, "over_budget": 2}
 
 
 # ---- a client that leaves

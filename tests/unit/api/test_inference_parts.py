@@ -8,7 +8,7 @@ import pytest
 from api.inference.access import resolve
 from api.inference.access_log import BUFFER_MAX, AccessLog
 from api.inference.directory import OFFERS_MAX, Directory, Offer, engine_fields, may_use
-from api.inference.gateway import RetryBudget, Waiters
+from api.inference.gateway import Waiters
 from api.inference.limits import LimitLines
 from api.inference.metrics import GAP_BUCKETS_S, Histogram, Metrics
 from api.inference.request import parse
@@ -35,20 +35,6 @@ async def test_waiters_are_late_one_by_one_and_cancelling_one_leaves_the_others(
     again = loop.create_future()
     waiters.add(again)  # the line starts anew after it was empty
     assert await again is None
-
-
-def test_retries_are_a_share_of_the_requests() -> None:
-    budget = RetryBudget(share=0.1, burst=3)
-    assert [budget.spend() for _ in range(4)] == [True, True, True, False]
-    for _ in range(9):
-        budget.earn()
-    assert not budget.spend()
-    budget.earn()
-    budget.earn()
-    assert budget.spend()
-    for _ in range(1000):
-        budget.earn()
-    assert [budget.spend() for _ in range(4)] == [True, True, True, False]
 
 
 async def test_access_lines_are_written_together_and_dropped_when_nobody_reads() -> None:
