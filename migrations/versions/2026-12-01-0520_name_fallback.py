@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0032_fallback_model"
-down_revision = "0031_entitlements"
+revision = "0033_fallback_model"
+down_revision = "0032_preemptions"
 branch_labels = None
 depends_on = None
 
