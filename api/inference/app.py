@@ -124,10 +124,9 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         budget_loader=budgets.make_loader(sessions, valkey),
         on_epoch=register.look,
     )
-    states = StateFeed(valkey)
+    states, proxy = StateFeed(valkey), ControlProxy(settings.control.socket)
     pool = UpstreamPool(loop, clock.monotonic, connections_max=settings.gateway.upstream_connections_max)
     tls = TlsClient(connections_max=settings.gateway.upstream_connections_max)
-    proxy = ControlProxy(settings.control.socket)
     peppers = peppers_of(settings.secrets)
     rehash = Rehash(sessions, peppers.ids[0], metrics)
     bearers = Bearers(directory, sessions, Clients(settings.oidc, clock), peppers.current)
