@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0033_fallback_model"
-down_revision = "0032_preemptions"
+revision = "0034_fallback_model"
+down_revision = "0033_paid_expiry"
 branch_labels = None
 depends_on = None
 
