@@ -157,3 +157,16 @@ def test_entitlements_hold_by_their_definition(
     while world.running:  # all are served in the end
         world.end(min(world.running))
     assert not world.waiting
+
+
+def test_however_many_are_at_their_capability_those_behind_them_are_served(scripts: Scripts) -> None:
+    """Ten that may have one each are first in turn, more than are ever tried of a tier; two others wait behind."""
+    entitlements = {f"full{n}": Entitlement(f"full{n}", 0, 0, 1) for n in range(10)}
+    world = World(scripts, entitlements)
+    for tenant in [*entitlements, "e", "f"] * 2:
+        world.ask(tenant, Tier.PRIORITY)
+    assert [tenant for tenant, _ in world.waiting.values()] == [*entitlements, "e", "f"]
+    for first in ("e", "f"):
+        world.end(next(name for name, (tenant, _) in world.running.items() if tenant == first))
+        world.check()
+    assert not {tenant for tenant, _ in world.waiting.values()} & {"e", "f"}
