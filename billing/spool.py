@@ -319,7 +319,7 @@ class SpoolWriter:
             return
         self._refreshed_ns = now_ns
         try:
-            unposted = fmt.unposted_bytes(self._folder)
+            unposted = fmt.unposted_bytes(self._folder, fmt.file_end)  # it knows itself, to the byte, what is written
         except OSError:
             return
         ahead = max(0, self._segment_bytes - self._offset) if self._segment is not None else 0

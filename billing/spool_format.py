@@ -15,6 +15,7 @@ to a segment of an earlier run, so whatever is torn at the end of a segment that
 import fcntl
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
 
@@ -27,6 +28,7 @@ HEADER = struct.Struct("<8sQ")
 FRAME = struct.Struct("<II")
 MAX_PAYLOAD_BYTES = 64 * 1024
 RAW_USAGE_MAX_CHARS = 8 * 1024
+PAGE_BYTES = 4096
 
 LOCK_NAME = "lock"
 IDENTITY_NAME = "identity.json"
@@ -125,17 +127,48 @@ def write_checkpoint(folder: Path, position: Position) -> None:
     partial.replace(folder / CHECKPOINT_NAME)
 
 
-def unposted_bytes(folder: Path) -> int:
-    """Return the bytes of segments that are not posted yet; preallocated ends of dead segments count too."""
+def file_end(path: Path) -> int:
+    """Return the size of a segment in bytes, with what is only preallocated.
+
+    Raises:
+        FileNotFoundError: it was posted and deleted.
+    """
+    return path.stat().st_size
+
+
+def written_end(path: Path) -> int:
+    """Return how many bytes of a segment are written; a last frame that ends in zeros counts without them.
+
+    Found by halving, since what is written comes first and has no page of zeros: a read or a dozen, whatever its size.
+
+    Raises:
+        FileNotFoundError: it was posted and deleted.
+    """
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        low, high = 0, -(-size // PAGE_BYTES)  # pages before `low` are written, those from `high` on are zeros
+        at = high - 1  # first the last one: a segment that was ended properly is cut to what is written
+        while low < high:
+            if os.pread(file.fileno(), PAGE_BYTES, at * PAGE_BYTES).strip(b"\0"):
+                low = at + 1
+            else:
+                high = at
+            at = (low + high) // 2
+        start = max(0, low - 1) * PAGE_BYTES
+        return start + len(os.pread(file.fileno(), PAGE_BYTES, start).rstrip(b"\0"))
+
+
+def unposted_bytes(folder: Path, end_of: Callable[[Path], int] = written_end) -> int:
+    """Return the bytes of segments that are not posted yet, each up to its end as `end_of` says it."""
     done = read_checkpoint(folder)
     total = 0
     for number in segment_numbers(folder):
         try:
-            size = (folder / segment_name(number)).stat().st_size
+            size = end_of(folder / segment_name(number))
         except FileNotFoundError:
             continue
         if number > done.segment:
-            total += size - HEADER.size
+            total += max(0, size - HEADER.size)
         elif number == done.segment:
             total += max(0, size - max(done.offset, HEADER.size))
     return max(0, total)

@@ -72,7 +72,7 @@ def compare(home: Path) -> int:
 
     async def work(settings: Settings, sessions: Sessions) -> int:
         tenants, wrong = await reconcile.books(sessions)
-        screen.say(f"{tenants:,} tenants: events, rollups and ledger compared to the pico")
+        screen.say(f"{screen.count(tenants, 'tenant')}: events, rollups and ledger compared to the pico")
         try:
             client = await RespClient.connect(settings.valkey.url.get_secret_value())
             try:
@@ -80,7 +80,7 @@ def compare(home: Path) -> int:
             finally:
                 await client.close()
             wrong += off
-            screen.say(f"{count:,} credit figures compared, tolerance {reconcile.TOLERANCE_NANO} nano")
+            screen.say(f"{screen.count(count, 'credit figure')} compared, tolerance {reconcile.TOLERANCE_NANO} nano")
         except (RespUnavailable, OSError):
             screen.say("Valkey is away: its credit figures were not compared")
         for one in wrong:

@@ -51,7 +51,8 @@ def _missing_settings(error: ValidationError) -> str:
         f"  TIDEGATE_{'__'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
         for item in error.errors(include_input=False, include_url=False)
     ]
-    return "The settings are not complete:\n" + "\n".join(lines)
+    missing = any(item["type"] == "missing" for item in error.errors(include_input=False, include_url=False))
+    return f"The settings are not {'complete' if missing else 'valid'}:\n" + "\n".join(lines)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -431,7 +432,7 @@ def _spool_list(options: argparse.Namespace) -> int:
         screen.say(
             f"{spool.name}  replica {spool.replica}  host {spool.host or 'unknown'}  {state}  "
             f"{inside.events} events of {inside.tenants} tenants not posted{oldest} "
-            f"(files of {spool.unposted_bytes} bytes, with what is only reserved)"
+            f"({spool.unposted_bytes} bytes)"
         )
     if not found:
         screen.say("No spools.")

@@ -71,6 +71,11 @@ def size(count: int) -> str:
     return f"{count} bytes"
 
 
+def count(number: int, thing: str) -> str:
+    """Return how many of a thing there are, for people."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def ready(name: str, seconds: float) -> None:
     say(f"  {name:<{NAME_WIDTH}} ready ({seconds:.1f} s)")
 

@@ -293,7 +293,7 @@ def note(  # noqa: PLR0917 - one line of the log needs all of it
         code = error.code
         metrics.refusals[code] = metrics.refusals.get(code, 0) + 1
         gateway.refusals.note(job, error)
-        if job.relay is None and hasattr(job, "offer"):
+        if hasattr(job, "offer") and (job.relay is None or code == "PREEMPTED"):  # which had a place, and lost it
             gateway.admission_metrics.refused(job.offer.tier, job.offer.model.name, error)
     if bill is not None:
         pico = bill.pico

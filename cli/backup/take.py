@@ -23,7 +23,8 @@ def backup(home_path: Path, target: Path, version: str, now: datetime, *, with_s
 
     Args:
         home_path: the installation, running or stopped.
-        target: the file to make, or a folder in which one named by the time is made.
+        target: the file to make, or a folder in which one named by the time is made: one that is there, or a name
+            that does not end in `SUFFIX`.
         version: of this program.
         now: for the file's name and time.
         with_secrets: also copy the home's secrets, to a file of their own beside it.
@@ -31,8 +32,7 @@ def backup(home_path: Path, target: Path, version: str, now: datetime, *, with_s
     Raises:
         BackupError: it cannot be taken; nothing is left of it.
     """
-    if target.is_dir():
-        target /= f"tidegate-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}{SUFFIX}"
+    target = file_of(target, now)
     secrets = target.with_name(target.name + SECRETS_SUFFIX)
     if with_secrets and secrets.exists():
         raise BackupError(f"{secrets} is there already. Give the backup another name.")
@@ -51,6 +51,22 @@ def backup(home_path: Path, target: Path, version: str, now: datetime, *, with_s
     return 0
 
 
+def file_of(target: Path, now: datetime) -> Path:
+    """Return the file to make. A folder is told by what is there or by the name, as a path has lost its last slash.
+
+    Raises:
+        BackupError: the folder is not there and cannot be made.
+    """
+    if target.suffix == SUFFIX and not target.is_dir():
+        return target
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"The folder {target} cannot be made ({error.strerror})"
+        raise BackupError(f"{why}; for a file give a name that ends in {SUFFIX}.") from error
+    return target / f"tidegate-{now.astimezone(UTC):%Y%m%dT%H%M%SZ}{SUFFIX}"
+
+
 def _spools(archive: ArchiveWriter, settings: Settings) -> int:
     """Take the spools, and the anchor, which must not be newer than the audit trail of the database's instant."""
     events = 0
@@ -62,7 +78,7 @@ def _spools(archive: ArchiveWriter, settings: Settings) -> int:
         anchor = settings.home / "audit" / "anchor.json"
         if anchor.exists():
             archive.copy("audit/anchor.json", anchor)
-        step.note = f"{events:,} events copied, most of them posted already"
+        step.note = f"{screen.count(events, 'event')} copied" + (", posted ones among them" if events else "")
     return events
 
 

@@ -125,6 +125,7 @@ async def test_without_another_place_in_its_time_it_is_told_so_and_pays_nothing(
     answer = await first
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "PREEMPTED"
+    assert [n for (_, _, why), n in stack.rig.gateway.admission_metrics.refusals.items() if why == "preempted"] == [1]
     assert 5 <= int(answer.headers["retry-after"]) <= 30
     event = stack.rig.event
     assert (event.outcome, event.amount_pico, event.http_status) == ("preempted", 0, 503)

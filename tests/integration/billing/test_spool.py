@@ -107,7 +107,7 @@ async def test_a_reader_follows_the_writer_and_deletes_what_is_posted(folder: Pa
 
 async def test_a_torn_last_record_is_dropped_at_every_byte_and_nothing_else(folder: Path, tmp_path: Path) -> None:
     spool = writer(folder)
-    events = [msgspec.structs.replace(event(number), idempotency=b"key") for number in range(3)]  # no 0 at the end
+    events = [msgspec.structs.replace(event(number), waste_us=1) for number in range(3)]  # no 0 at the end
     await append_all(spool, events)
     spool.close()
     name = fmt.segment_name(fmt.segment_numbers(folder)[0])
@@ -235,6 +235,21 @@ async def test_unposted_bytes_are_counted_and_lower_tiers_refused_first(folder: 
     again = writer(folder, marks=marks)
     assert (again.bytes_unposted, refused(again)) == (8 * frame, ["batch"])
     again.close()
+
+
+async def test_from_outside_what_is_only_preallocated_does_not_count_as_unposted(folder: Path) -> None:
+    spool = writer(folder, segment_bytes=1024 * 1024)
+    frame = len(fmt.encode(event(1)))
+    for events in (1, 9, 90):  # ends within the first page and within later ones
+        before = fmt.unposted_bytes(folder)
+        await append_all(spool, [event(1)] * events)
+        assert 0 <= before + events * frame - fmt.unposted_bytes(folder) <= 8  # the zeros that a frame ends in
+        assert fmt.unposted_bytes(folder, fmt.file_end) > 1000 * frame
+    reader = SpoolReader(folder)
+    assert len(reader.read(1000)) == 100
+    reader.acknowledge()
+    assert fmt.unposted_bytes(folder) == 0
+    spool.close()
 
 
 CHILD = """

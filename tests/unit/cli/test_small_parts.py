@@ -4,11 +4,14 @@ import os
 import signal
 import socket
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from cli import logs, main, up
+from cli import logs, main, screen, up
+from cli.backup import take
+from cli.backup.archive import BackupError
 from cli.processes import ProcessRecord, end, is_alive, record
 
 
@@ -100,6 +103,29 @@ def test_a_backup_that_is_not_there_is_named_and_makes_no_home(
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.parametrize("name", ["backups", "backups/", "daily/tonight", "v1.2"])
+def test_a_backup_to_a_folder_not_there_yet_makes_it_and_a_second_one_lies_beside(tmp_path: Path, name: str) -> None:
+    target = Path(f"{tmp_path}/{name}")
+    for hour in (1, 2):
+        file = take.file_of(target, datetime(2026, 12, 1, hour, tzinfo=UTC))
+        assert file == target / f"tidegate-20261201T0{hour}0000Z.tgbackup"
+        file.write_bytes(b"")
+    assert len(list(target.iterdir())) == 2
+
+
+def test_a_backup_to_a_file_is_that_file_and_no_folder_is_made_of_one(tmp_path: Path) -> None:
+    file, now = tmp_path / "x.tgbackup", datetime(2026, 12, 1, tzinfo=UTC)
+    assert take.file_of(file, now) == file
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "notes").write_bytes(b"")
+    with pytest.raises(BackupError, match=r"for a file give a name that ends in \.tgbackup"):
+        take.file_of(tmp_path / "notes", now)
+
+
+def test_one_thing_is_not_said_in_the_plural() -> None:
+    assert [screen.count(number, "tenant") for number in (0, 1, 1200)] == ["0 tenants", "1 tenant", "1,200 tenants"]
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["--help"])
@@ -121,4 +147,21 @@ def test_missing_settings_are_named_without_values(
     said = capsys.readouterr().err
     assert "TIDEGATE_SECRETS" in said
     assert "TIDEGATE_VALKEY" in said
+    assert "The settings are not complete" in said
     assert "top-secret" not in said
+
+
+def test_a_wrong_setting_is_named_as_wrong_not_as_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "DATABASE__URL": "postgresql://me@/x",
+        **{f"VALKEY__{name}": "redis://127.0.0.1:1" for name in ("URL", "BROKER_URL")},
+        **{f"SECRETS__{name}": "00" * 32 for name in ("PEPPER", "SIGNING", "SEALING")},
+        "GATEWAY__SPOOL_POLICY": "nonsense",
+    }.items():
+        monkeypatch.setenv(f"TIDEGATE_{name}", value)
+    assert main.main(["gateway", "--home", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "The settings are not valid" in said
+    assert "TIDEGATE_GATEWAY__SPOOL_POLICY" in said
