@@ -88,7 +88,7 @@ OPERATOR_WORDS: Mapping[OperatorPermission, str] = MappingProxyType(
         OperatorPermission.SUSPEND: "suspend and resume tenants, projects, people and keys",
         OperatorPermission.KEY_WRITE: "make, change, rotate and revoke keys of any tenant",
         OperatorPermission.LIMIT_READ: "see limits, plans and their history",
-        OperatorPermission.LIMIT_WRITE: "change limits, plans and entitlements, try what a change would refuse, decide requests",
+        OperatorPermission.LIMIT_WRITE: "change limits, plans and entitlements, try changes, decide requests",
         OperatorPermission.USAGE_READ: "see usage and balance of any tenant",
         OperatorPermission.CREDIT_WRITE: "top up, give and reverse credit, change how a tenant pays, and its limit",
         OperatorPermission.LEDGER_READ: "export the whole ledger",
