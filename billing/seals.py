@@ -1,15 +1,16 @@
 """Seals: Merkle trees over all fields of every transaction and of every other row of money that stays as it is.
 
 Each seal's hash is over the one before. A worker seals what is committed, off the path of posting, and writes each new
-head where the database's owner cannot: its log, and a file of its home. `verify` computes all of it again and names the
-first row that differs.
+head where the database's owner cannot: its log, and a file of its home (`anchors`); it seals only behind that.
+`verify` computes all of it again and names the first row that differs.
 """
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from typing import Any
 
 import msgspec
+from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import seal_queries as queries
@@ -17,6 +18,10 @@ from billing.seal_queries import Leaf
 
 SEAL_MAX = 10_000  # leaves of one seal
 START = bytes(32)
+ANCHOR_GONE = "it was anchored outside the database and is gone"
+NOT_ANCHORED = "it is not the one that was anchored outside the database"
+UNLINKED = "it does not follow the seal before it"
+MISHASHED = "its hash is not over what it says"
 
 
 class SealHead(msgspec.Struct, frozen=True):
@@ -31,6 +36,18 @@ class BrokenSeal(msgspec.Struct, frozen=True):
 
     row: str
     problem: str
+
+
+class AnchorLostError(Exception):
+    """The chain does not have the anchor, or does not lead on from it: seals were altered or removed.
+
+    Attributes:
+        broken: the first seal that is wrong.
+    """
+
+    def __init__(self, broken: BrokenSeal) -> None:
+        super().__init__(f"{broken.row}: {broken.problem}")
+        self.broken = broken
 
 
 def leaf_hash(facts: str) -> bytes:
@@ -65,9 +82,51 @@ async def head(session: AsyncSession) -> SealHead:
     return SealHead() if found is None else SealHead(found.seq, bytes(found.hash))
 
 
-async def seal(session: AsyncSession) -> int:
-    """Seal at most `SEAL_MAX` rows that no seal covers; returns how many."""
+async def follow(session: AsyncSession, anchor: SealHead) -> SealHead:
+    """Return the head, reached from the anchor seal by seal, each hash over the one before.
+
+    So the head's hash binds the anchor and all before it: a seal slipped in between cannot carry the anchor over to
+    another chain. What seals cover is not computed again (`first_broken` does).
+
+    Raises:
+        AnchorLostError: the chain does not have the anchor, or breaks behind it.
+    """
+    right = anchor
+    if anchor.seq:
+        row = await queries.seal_after(session, anchor.seq - 1)
+        if row is None or row.seq != anchor.seq:
+            raise AnchorLostError(BrokenSeal(f"seal {anchor.seq}", ANCHOR_GONE))
+        if bytes(row.hash) != anchor.hash:
+            raise AnchorLostError(BrokenSeal(f"seal {anchor.seq}", NOT_ANCHORED))
+    while (row := await queries.seal_after(session, right.seq)) is not None:
+        problem = _unlinked(row, right)
+        if problem:
+            raise AnchorLostError(BrokenSeal(f"seal {row.seq}", problem))
+        right = SealHead(row.seq, bytes(row.hash))
+    return right
+
+
+def _unlinked(row: Row[Any], before: SealHead) -> str:
+    """Say what is wrong with the seal that follows `before`; empty when nothing is."""
+    if row.seq != before.seq + 1 or bytes(row.prev_hash) != before.hash:
+        return UNLINKED
+    if seal_hash(row.seq, row.leaves, bytes(row.merkle_root), before.hash) != bytes(row.hash):
+        return MISHASHED
+    return ""
+
+
+async def seal(session: AsyncSession, anchor: SealHead | None = None) -> int:
+    """Seal at most `SEAL_MAX` rows that no seal covers; returns how many.
+
+    Args:
+        session: a transaction of its own.
+        anchor: what the chain must have; None: nothing is anchored, and the chain is followed from its beginning.
+
+    Raises:
+        AnchorLostError: the chain does not have the anchor, or breaks behind it; nothing is sealed.
+    """
     await queries.lock_seals(session)
+    before = await follow(session, anchor or SealHead())
     leaves: list[Leaf] = []
     for record in queries.RECORDS:
         found = await queries.unsealed_records(session, record, SEAL_MAX - len(leaves))
@@ -78,7 +137,6 @@ async def seal(session: AsyncSession) -> int:
     leaves += [Leaf(row.id, None, None, leaf_hash(row.facts), len(leaves) + n) for n, row in enumerate(found)]
     if not leaves:
         return 0
-    before = await head(session)
     seq, root = before.seq + 1, merkle_root([leaf.hash for leaf in leaves])
     sealed = seal_hash(seq, len(leaves), root, before.hash)
     await queries.insert_seal(session, seq, len(leaves), root=root, prev=before.hash, sha256=sealed)
@@ -94,15 +152,13 @@ async def first_broken(session: AsyncSession, anchor: SealHead | None = None) ->
         if problem is not None:
             return problem
         name = f"seal {row.seq}"
-        if row.seq != right.seq + 1 or bytes(row.prev_hash) != right.hash:
-            return BrokenSeal(name, "it does not follow the seal before it")
-        if seal_hash(row.seq, row.leaves, bytes(row.merkle_root), right.hash) != bytes(row.hash):
-            return BrokenSeal(name, "its hash is not over what it says")
+        if unlinked := _unlinked(row, right):
+            return BrokenSeal(name, unlinked)
         right = SealHead(row.seq, bytes(row.hash))
         if anchor is not None and anchor.seq == right.seq and anchor.hash != right.hash:
-            return BrokenSeal(name, "it is not the one that was anchored outside the database")
+            return BrokenSeal(name, NOT_ANCHORED)
     if anchor is not None and anchor.seq > right.seq:
-        return BrokenSeal(f"seal {right.seq + 1}", "it was anchored outside the database and is gone")
+        return BrokenSeal(f"seal {right.seq + 1}", ANCHOR_GONE)
     return None
 
 
@@ -138,30 +194,3 @@ async def _record_hashes(session: AsyncSession, leaves: Iterable[Leaf]) -> dict[
         for key, facts in (await queries.record_facts(session, record, wanted)).items():
             found[record, key] = record_hash(record, facts)
     return found
-
-
-class _Anchor(msgspec.Struct):
-    seq: int
-    hash: str
-
-
-def _path(home: Path) -> Path:
-    return home / "ledger" / "anchor.json"
-
-
-def load_anchor(home: Path) -> SealHead:
-    """Return the head this home wrote down last; the beginning when there is none."""
-    try:
-        kept = msgspec.json.decode(_path(home).read_bytes(), type=_Anchor)
-    except FileNotFoundError:
-        return SealHead()
-    return SealHead(kept.seq, bytes.fromhex(kept.hash))
-
-
-def save_anchor(home: Path, newest: SealHead) -> None:
-    """Replace the file; whole or not at all."""
-    path = _path(home)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = path.with_name(".anchor.json")
-    draft.write_bytes(msgspec.json.encode(_Anchor(newest.seq, newest.hash.hex())))
-    draft.replace(path)

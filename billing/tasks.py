@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import (
+    anchors,
     budgets,
     credit_figures,
     idempotency,
@@ -45,7 +46,7 @@ class LedgerWrongError(Exception):
 async def verify_ledger(context: TaskContext) -> None:
     """Add the books up again; a wrong row is an error in the log and a failed task in the figures."""
     async with transaction(context.sessions) as session:
-        finding = await verify.verify(session, seals.load_anchor(context.settings.home))
+        finding = await verify.verify(session, anchors.load(context.settings.home))
     context.figures.set("ledger_wrong", "1 when the last verification found a wrong row.", int(finding is not None))
     context.figures.set(
         "ledger_verified_seconds", "When the books were verified last.", context.clock.now_us() // 1_000_000
@@ -68,13 +69,20 @@ async def reconcile_books(context: TaskContext) -> None:
 
 
 async def seal_ledger(context: TaskContext) -> None:
-    """Seal what was posted since, and anchor the newest seal in the log and on this disk."""
+    """Seal what was posted since, and anchor the newest seal in the log and on this disk.
+
+    A chain that does not have the anchor is left as it is: an error in the log, a figure and a failed task.
+    """
+    text = "1 when sealing was refused because the seals in the database are not those anchored here."
     for _ in range(SEALS_MAX):
-        async with transaction(context.sessions) as session:
-            count = await seals.seal(session)
-            newest = await seals.head(session)
-        if count:
-            seals.save_anchor(context.settings.home, newest)
+        try:
+            count, newest, moved = await anchors.seal(context.sessions, context.settings.home)
+        except seals.AnchorLostError as lost:
+            context.figures.set("ledger_anchor_lost", text, 1)
+            log.exception("ledger.anchor_lost", seal=lost.broken.row, problem=lost.broken.problem)
+            raise LedgerWrongError(f"ledger_seal {lost}") from lost
+        context.figures.set("ledger_anchor_lost", text, 0)
+        if moved:
             log.info("ledger.head_anchored", seq=newest.seq, hash=newest.hash.hex(), leaves=count)
         if count < seals.SEAL_MAX:
             return

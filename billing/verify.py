@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import (
+    anchors,
     day_chain,
     periods,
     seals,
@@ -196,7 +197,7 @@ def main(settings: Settings, say: Callable[[str], None] = _to_stdout, tell: Tell
         engine = create_engine(settings.database)
         try:
             async with transaction(create_sessions(engine)) as session:
-                found = await verify(session, seals.load_anchor(settings.home), tell)
+                found = await verify(session, anchors.load(settings.home), tell)
                 return found, await verify_queries.counts(session)
         finally:
             await engine.dispose()

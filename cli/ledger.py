@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
-from billing import periods, reconcile, seals, usage_days
+from billing import anchors, periods, reconcile, seals, usage_days
 from cli import screen
 from cli.books import database
 from core.clock import SystemClock
@@ -91,18 +91,20 @@ def compare(home: Path) -> int:
 
 
 def seal(home: Path) -> int:
-    """Seal what no seal covers yet, and print the head."""
+    """Seal what no seal covers yet, and print the head; 1 when the seals are not those that this home anchored."""
 
     async def work(settings: Settings, sessions: Sessions) -> int:
         sealed = 0
         while True:
-            async with transaction(sessions) as session:
-                count = await seals.seal(session)
-                newest = await seals.head(session)
+            try:
+                count, newest, _ = await anchors.seal(sessions, settings.home)
+            except seals.AnchorLostError as lost:
+                screen.say(f"wrong: ledger_seal: {lost}. Nothing was sealed and the anchor stays.")
+                screen.say("See docs/runbooks/backup.md when the database was put back to an earlier time on purpose.")
+                return 1
             sealed += count
             if not count:
                 break
-        seals.save_anchor(settings.home, newest)
         screen.say(f"{sealed:,} rows sealed; the head is {newest.seq}:{newest.hash.hex()}")
         return 0
 

@@ -36,7 +36,16 @@ def load(home: Path) -> Anchor:
 
 
 def save(home: Path, anchor: Anchor) -> None:
-    """Replace the file; whole or not at all."""
+    """Replace the file, whole or not at all, but never by an earlier record (another run went further meanwhile).
+
+    Raises:
+        ValueError: another record of that number is anchored; it stays.
+    """
+    kept = load(home)
+    if kept.seq > anchor.seq:
+        return
+    if kept.seq == anchor.seq and kept.hash != anchor.hash:
+        raise ValueError(f"another record {anchor.seq} is anchored in {path_of(home)}")
     path = path_of(home)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(".anchor.json")

@@ -19,7 +19,7 @@ from cli.home import Home, HomeSecrets, HomeState
 from core import db
 from core.files import write_private
 
-FOLDERS = ("spool", "audit", "objects")  # of the archive, and of the home
+FOLDERS = ("spool", "audit", "ledger", "objects")  # of the archive, and of the home
 
 
 def restore(file: Path, home_path: Path, secrets_path: Path | None) -> int:

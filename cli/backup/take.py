@@ -16,6 +16,7 @@ from core.settings import Settings
 
 SUFFIX = ".tgbackup"
 SECRETS_SUFFIX = ".secrets.json"
+ANCHORS = ("audit/anchor.json", "ledger/anchor.json")  # of the audit trail, and of the seals
 
 
 def backup(home_path: Path, target: Path, version: str, now: datetime, *, with_secrets: bool) -> int:
@@ -68,16 +69,16 @@ def file_of(target: Path, now: datetime) -> Path:
 
 
 def _spools(archive: ArchiveWriter, settings: Settings) -> int:
-    """Take the spools, and the anchor, which must not be newer than the audit trail of the database's instant."""
+    """Take the spools, and the anchors, which must not be newer than the chains of the database's instant."""
     events = 0
     with screen.step("spools", "copying usage that may not be posted yet") as step:
         for file in read_spools(settings.spool_dir):
             with archive.member(f"spool/{file.spool}/{file.name}") as member:
                 member.write(file.content)
             events += file.events
-        anchor = settings.home / "audit" / "anchor.json"
-        if anchor.exists():
-            archive.copy("audit/anchor.json", anchor)
+        for name in ANCHORS:
+            if (settings.home / name).exists():
+                archive.copy(name, settings.home / name)
         step.note = f"{screen.count(events, 'event')} copied" + (", posted ones among them" if events else "")
     return events
 

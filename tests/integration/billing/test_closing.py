@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import text
 
-from billing import adjustments, credit_figures, periods, reconcile, seals, verify
+from billing import adjustments, anchors, credit_figures, periods, reconcile, seals, verify
 from billing.statements import statement
 from core import keyspace
 from core.db import Sessions, transaction
@@ -127,8 +127,8 @@ async def test_a_chain_made_anew_is_found_by_the_anchor(
     sessions: Sessions, database_settings: Database, tmp_path: Path
 ) -> None:
     _, newest = await sealed(sessions)
-    seals.save_anchor(tmp_path, newest)
-    assert seals.load_anchor(tmp_path) == newest
+    assert anchors.save(tmp_path, newest)
+    assert anchors.load(tmp_path) == newest
     with owner_of(database_settings) as owner:
         owner.execute("DELETE FROM ledger_leaf WHERE seal_seq = 2")
         owner.execute("DELETE FROM ledger_seal WHERE seq = 2")

@@ -261,6 +261,10 @@ async def test_older_records_are_looked_at_in_turns(
 def test_a_damaged_anchor_is_not_taken_for_none(tmp_path: Path) -> None:
     audit_anchor.save(tmp_path, audit_anchor.Anchor(3, "ab" * 32, 1))
     assert audit_anchor.load(tmp_path).head == Head(3, b"\xab" * 32)
+    audit_anchor.save(tmp_path, audit_anchor.Anchor(2, "cd" * 32, 1))
+    with pytest.raises(ValueError, match="another record 3"):
+        audit_anchor.save(tmp_path, audit_anchor.Anchor(3, "cd" * 32, 1))
+    assert audit_anchor.load(tmp_path) == audit_anchor.Anchor(3, "ab" * 32, 1)  # neither back nor to another chain
     audit_anchor.path_of(tmp_path).write_text("{}x")
     with pytest.raises(msgspec.DecodeError):
         audit_anchor.load(tmp_path)
