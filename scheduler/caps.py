@@ -6,6 +6,7 @@ Nothing is ever probed by squeezing.
 """
 
 import math
+from enum import StrEnum
 
 import msgspec
 
@@ -19,6 +20,18 @@ SHRINK, SHRINK_EVERY_S = 0.9, 2.0
 LONG_S = 60.0  # what "of late" means for the time between tokens
 LOST_S, DECAY = 10.0, 0.95  # without figures for so long the caps fall, to this part each second
 HEADROOM = 1.15
+
+
+class Cause(StrEnum):
+    """The rule by which the cap of requests moved."""
+
+    MEMORY = "memory"  # the engines' KV memory is full: a tenth less
+    ENGINE_PREEMPTED = "engine_preempted"  # an engine took memory from a request it had begun: a tenth less
+    ENGINE_QUEUE = "engine_queue"  # requests wait inside the engines: less by those
+    SLOWER = "slower"  # tokens come slower than of late: less
+    USED = "used"  # it is used and the engines are not full: more
+    PODS = "pods"  # the pods came or went, and with them its bounds
+    UNSEEN = "unseen"  # no figures for 10 s: less
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -45,6 +58,7 @@ class Caps(msgspec.Struct, frozen=True):
     preemptions: int = 0
     shrunk_at_s: float = -math.inf
     sampled_at_s: float = -math.inf
+    cause: Cause | None = None  # of the last step; None: `requests` stayed
 
     @property
     def most(self) -> int:
@@ -83,17 +97,20 @@ def after(caps: Caps, sample: Sample, *, per_pod: int) -> Caps:
         if long > 2 * itl:
             long *= 0.95
     full = saturation(sample)
-    requests, shrunk_at = caps.requests, caps.shrunk_at_s
+    requests, shrunk_at, cause = caps.requests, caps.shrunk_at_s, Cause.USED
     if sample.kv_used >= KV_FULL or sample.preemptions > caps.preemptions:
+        cause = Cause.MEMORY if sample.kv_used >= KV_FULL else Cause.ENGINE_PREEMPTED
         if sample.at_s - shrunk_at >= SHRINK_EVERY_S:
             requests, shrunk_at = min(requests, float(max(sample.inflight, pods))) * SHRINK, sample.at_s
     elif sample.waiting >= WAITING_PER_POD * pods:  # prompts come faster than they are read, or all seats are taken
-        requests = min(requests, float(sample.inflight - sample.waiting + pods))
+        requests, cause = min(requests, float(sample.inflight - sample.waiting + pods)), Cause.ENGINE_QUEUE
     elif sample.inflight >= requests / 2:  # else what it could hold is not known
         gradient = min(1.0, max(SLOWEST, TOLERANCE * long / itl)) if itl > 0 and long > 0 else 1.0
         requests = _grown(requests, gradient, full, pods)
+        cause = Cause.USED if requests > caps.requests else Cause.SLOWER
+    bounded = min(most, max(float(pods), requests))
     return Caps(
-        requests=min(most, max(float(pods), requests)),
+        requests=bounded,
         tokens=_tokens(caps.tokens, sample),
         saturation=full,
         itl_s=itl,
@@ -101,7 +118,15 @@ def after(caps: Caps, sample: Sample, *, per_pod: int) -> Caps:
         preemptions=sample.preemptions,
         shrunk_at_s=shrunk_at,
         sampled_at_s=sample.at_s,
+        cause=_cause(caps.requests, requests, bounded, cause),
     )
+
+
+def _cause(before: float, wanted: float, bounded: float, cause: Cause) -> Cause | None:
+    """Return what moved the cap: the rule that wanted so, or the bounds when these moved it another way."""
+    if bounded == before:
+        return None
+    return cause if (wanted > before) == (bounded > before) and wanted != before else Cause.PODS
 
 
 def _grown(requests: float, gradient: float, full: float, pods: int) -> float:
@@ -121,7 +146,9 @@ def _tokens(before: float, sample: Sample) -> float:
 
 def unseen(caps: Caps, now_s: float, *, pods: int, per_pod: int) -> Caps:
     """Return the caps when no scrape came: as they are at first, falling to half of what the pods hold after 10 s."""
-    if now_s - caps.sampled_at_s < LOST_S:
-        return caps
-    floor = max(1.0, pods * per_pod * HEADROOM / 2)
-    return msgspec.structs.replace(caps, requests=max(min(floor, caps.requests), caps.requests * DECAY))
+    requests = caps.requests
+    if now_s - caps.sampled_at_s >= LOST_S:
+        floor = max(1.0, pods * per_pod * HEADROOM / 2)
+        requests = max(min(floor, requests), requests * DECAY)
+    cause = Cause.UNSEEN if requests < caps.requests else None
+    return msgspec.structs.replace(caps, requests=requests, cause=cause)

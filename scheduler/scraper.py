@@ -5,11 +5,13 @@ because engines have hung under more.
 """
 
 import asyncio
+import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import msgspec
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from core import keyspace
 from core.clock import Clock
@@ -19,7 +21,7 @@ from core.resp import RespClient, RespError, RespUnavailable
 from core.tiers import Tier
 from engine.figures import EngineFigures, read
 from knative.types import DeploymentState, Endpoint
-from scheduler import caps, commands
+from scheduler import caps, commands, fairness
 
 EVERY_S, PAUSE_MIN_S, TIMEOUT_S, LEASE_MS = 1.0, 0.05, 0.8, 3000
 AT_ONCE = 64  # engines asked at a time
@@ -44,6 +46,8 @@ class _Followed:
         self.caps = caps.Caps(requests=requests)
         self.before: dict[str, EngineFigures] = {}
         self.preemptions = 0
+        self.looked_at_s = -math.inf
+        self.looks: dict[Tier, deque[dict[bytes, float]]] = {tier: deque(maxlen=fairness.LOOKS) for tier in Tier}
 
     def sample(self, figures: dict[str, EngineFigures], *, inflight: int, tokens: float, now_s: float) -> caps.Sample:
         """Put the readings of all replicas together. A replica that started anew counts from 0."""
@@ -105,6 +109,15 @@ class Scraper:
         self._queued = Gauge(
             "tidegate_admission_queued", "Requests in our queue, of all gateways", of_tier, registry=registry
         )
+        self._moves = Counter(
+            "tidegate_admission_cap_moves", "Moves of the cap by rule", ("deployment", "cause"), registry=registry
+        )
+        self._unfair = Gauge(
+            "tidegate_admission_fairness_error",
+            "Of tenants that waited for a minute; 0: fair",
+            of_tier,
+            registry=registry,
+        )
         self._waiting = Gauge("tidegate_engine_waiting", "Requests in the engines' queues", labels, registry=registry)
 
     async def run(self) -> None:
@@ -143,8 +156,12 @@ class Scraper:
             with suppress(KeyError):
                 gauge.remove(deployment)
         for tier in Tier:
+            for gauge in (self._queued, self._unfair):
+                with suppress(KeyError):
+                    gauge.remove(deployment, tier.label)
+        for cause in caps.Cause:
             with suppress(KeyError):
-                self._queued.remove(deployment, tier.label)
+                self._moves.remove(deployment, cause.value)
 
     async def _follow(self, state: DeploymentState, epoch: bytes) -> None:
         figures = await self._read(state.endpoints)
@@ -168,12 +185,33 @@ class Scraper:
             queued[Tier.PRIORITY] = load.waiting - sum(queued.values())
             for tier, count in queued.items():
                 self._queued.labels(deployment, tier.label).set(count)
+            if now_s - followed.looked_at_s >= fairness.LOOK_EVERY_S:
+                followed.looked_at_s = now_s
+                await self._look(deployment, followed, queued)
             reading = msgspec.json.encode(Reading(self._clock.now_us(), figures))
             self._client.call("HSET", keyspace.FIGURES, deployment, reading)
+        if followed.caps.cause is not None:
+            self._moves.labels(deployment, followed.caps.cause.value).inc()
         self._requests.labels(deployment).set(followed.caps.most)
         self._tokens.labels(deployment).set(followed.caps.tokens)
         self._saturation.labels(deployment).set(followed.caps.saturation)
         await self._client.send(commands.caps_call(deployment, followed.caps, epoch=epoch))
+
+    async def _look(self, deployment: str, followed: _Followed, queued: dict[Tier, int]) -> None:
+        """Note how far the tenants that wait have been served, and show how evenly."""
+        for tier, looks in followed.looks.items():
+            times: dict[bytes, float] = {}
+            if queued[tier] > 0:
+                key = f"{keyspace.PREFIX}q:{deployment}:{int(tier)}"
+                flat = await self._client.call("ZRANGE", key, 0, fairness.TENANTS_MAX - 1, "WITHSCORES")
+                times = {owner: float(score) for owner, score in zip(flat[::2], flat[1::2], strict=True)}
+            looks.append(times)
+            off = fairness.error(looks)
+            if off is not None:
+                self._unfair.labels(deployment, tier.label).set(off)
+            else:
+                with suppress(KeyError):  # what is not known is not shown
+                    self._unfair.remove(deployment, tier.label)
 
     async def _read(self, endpoints: tuple[Endpoint, ...]) -> dict[str, EngineFigures]:
         async def one(endpoint: Endpoint) -> EngineFigures | None:

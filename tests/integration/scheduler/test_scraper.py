@@ -58,8 +58,8 @@ async def fleet(valkey: Path) -> AsyncIterator[Fleet]:
     await fleet.close()
 
 
-def scraper(fleet: Fleet, holder: str = "c1") -> Scraper:
-    registry = CollectorRegistry()
+def scraper(fleet: Fleet, holder: str = "c1", registry: CollectorRegistry | None = None) -> Scraper:
+    registry = registry or CollectorRegistry()
     return Scraper(
         fleet.client,
         holder=holder,
@@ -167,3 +167,28 @@ async def test_two_engines_of_one_deployment_are_one_sample(fleet: Fleet, engine
     deployment = await deploy(fleet, engine.url, engine.url)
     await scraper(fleet).turn()
     assert await caps(fleet, deployment) == (64.0, 0.0, 0.8)  # 8 wait where 10 are too many
+
+
+async def test_what_moved_the_cap_and_how_evenly_tenants_are_served_is_shown(fleet: Fleet, engine: Engine) -> None:
+    await fleet.replica()
+    registry = CollectorRegistry()
+    one, deployment = scraper(fleet, registry=registry), await deploy(fleet, engine.url)
+    queue = f"{keyspace.PREFIX}q:{deployment}:1"
+
+    def shown(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"tidegate_admission_{name}", {"deployment": deployment, **labels})
+
+    load = LAYOUT.pack(0, 2, *[0] * 7, 2)  # two of standard wait
+    await fleet.client.call("SET", keyspace.PREFIX + "m:" + deployment, load)
+    engine.say(waiting=5)
+    for turn in range(7):
+        await fleet.client.call("ZADD", queue, 100 + 30 * turn, "a", 900 + 10 * turn, "b")
+        await one.turn()
+        fleet.clock.advance(10)
+    assert shown("cap_moves_total", cause="engine_queue") == 1  # down to its one pod, and then it stays
+    assert shown("fairness_error", tier="standard") == 0.5
+    assert shown("fairness_error", tier="batch") is None
+    await fleet.client.call("DEL", keyspace.STATE)
+    await one.turn()
+    assert shown("cap_moves_total", cause="engine_queue") is None
+    assert shown("fairness_error", tier="standard") is None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.caps import HEADROOM, Caps, Sample, after, batch_bound, saturation, unseen
+from scheduler.caps import HEADROOM, Caps, Cause, Sample, after, batch_bound, saturation, unseen
 
 
 def sample(**values: float) -> Sample:
@@ -99,3 +99,35 @@ def test_it_is_always_within_bounds(
         assert state.most >= 1
         assert state.tokens >= 0
         assert state.saturation == saturation(said)
+
+
+@pytest.mark.parametrize(
+    ("before", "said", "cause"),
+    [
+        (Caps(30.0), sample(kv_used=0.9, inflight=30), Cause.MEMORY),
+        (Caps(30.0, shrunk_at_s=9.0), sample(kv_used=0.9, inflight=30), None),  # one such step in two seconds
+        (Caps(20.0, preemptions=3), sample(preemptions=4), Cause.ENGINE_PREEMPTED),
+        (Caps(30.0), sample(waiting=12, inflight=30), Cause.ENGINE_QUEUE),
+        (Caps(10.0), sample(waiting=12, inflight=30), None),
+        (
+            Caps(50.0, itl_s=0.2, itl_long_s=0.02, sampled_at_s=9.0),
+            sample(inflight=50, itl_s=0.2, kv_used=0.8),
+            Cause.SLOWER,
+        ),
+        (Caps(50.0), sample(inflight=25), Cause.USED),
+        (Caps(50.0), sample(inflight=24), None),
+        (Caps(60.0), sample(inflight=10), None),
+        (Caps(90.0), sample(inflight=10), Cause.PODS),  # of which two pods were, and one is left
+        (Caps(2.0), sample(inflight=0, pods=5), Cause.PODS),
+    ],
+)
+def test_the_rule_that_moved_it_is_named_and_none_when_it_stayed(
+    before: Caps, said: Sample, cause: Cause | None
+) -> None:
+    moved = after(before, said, per_pod=64)
+    assert (moved.cause, moved.requests != before.requests) == (cause, cause is not None)
+
+
+def test_a_cap_that_falls_in_silence_says_so() -> None:
+    grown = Caps(60.0, sampled_at_s=100.0, cause=Cause.USED)
+    assert [unseen(grown, at, pods=1, per_pod=64).cause for at in (109.0, 111.0)] == [None, Cause.UNSEEN]
