@@ -5,10 +5,13 @@ from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from uuid import UUID
 
+import msgspec
+
 from billing import pricing
 from billing.price_table import VersionPrices
 from billing.types import UsageEvent
 from core.money import Currency, format_pico
+from core.waits import Wait
 
 FIRST_DAY = date(2024, 1, 1).toordinal()  # as in ensure_usage_partition
 EPOCH_DAY = date(1970, 1, 1).toordinal()
@@ -101,6 +104,7 @@ def _malformed(event: UsageEvent, today: int) -> str:
         *(usage.input_uncached, usage.input_cached, usage.input_cache_write, usage.output, usage.reasoning),
         *(event.amount_pico, event.admitted_at_us, event.ended_at_us, event.queue_us, event.ttft_us),
         *(event.preemptions, event.waste_tokens, event.waste_us),
+        *(() if event.wait is None else msgspec.structs.astuple(event.wait)),
     )
     if min(numbers) < 0:
         return "a number is negative"
@@ -162,6 +166,10 @@ def _hex(number: int) -> str:
     return f"{number:032x}"
 
 
+def _wait(wait: Wait | None) -> str:
+    return "\\N" if wait is None else f"{{{','.join(map(str, msgspec.structs.astuple(wait)))}}}"
+
+
 def copy_line(e: UsageEvent, tx: str, min_charge_pico: int) -> str:
     """Return the event in COPY's text format, in the order of `posting_queries`' columns; `tx` is its transaction."""
     u = e.usage
@@ -173,5 +181,5 @@ def copy_line(e: UsageEvent, tx: str, min_charge_pico: int) -> str:
         f"{'t' if e.stream else 'f'}\t{e.http_status}\t{u.input_uncached}\t{u.input_cached}\t{u.input_cache_write}\t"
         f"{u.output}\t{u.reasoning}\t{e.amount_pico}\t{min_charge_pico}\t{instant(e.admitted_at_us)}\t{instant(e.ended_at_us)}\t"
         f"{e.queue_us}\t{e.ttft_us}\t{_field(e.upstream_id)}\t"
-        f"{_waste(e) if e.preemptions else NOT_PREEMPTED}\n"
+        f"{_waste(e) if e.preemptions else NOT_PREEMPTED}\t{_wait(e.wait)}\n"
     )

@@ -18,12 +18,14 @@ _DIGESTED = (
     " queue_us, ttft_us, upstream_id"
 )
 _WASTE = "preemptions, waste_tokens, waste_us"  # set of those that were preempted, all three or none
-EVENT_COLUMNS = f"{_DIGESTED}, {_WASTE}"
+_WAIT = "wait"  # set of those that waited
+EVENT_COLUMNS = f"{_DIGESTED}, {_WASTE}, {_WAIT}"
 # The digest of an event: over all its columns in Postgres' binary format (of its wire protocol, so that it stays), cut
 # to 128 bits. What these columns are never changes: a later one that allows null is added behind them where it is set.
 DIGEST = (
     f"substr(sha256(record_send(ROW({_DIGESTED}, posted_at))"
-    f" || CASE WHEN num_nulls({_WASTE}) = 3 THEN ''::bytea ELSE record_send(ROW({_WASTE})) END), 1, 16)"
+    f" || CASE WHEN num_nulls({_WASTE}) = 3 THEN ''::bytea ELSE record_send(ROW({_WASTE})) END"
+    f" || CASE WHEN {_WAIT} IS NULL THEN ''::bytea ELSE record_send(ROW({_WAIT})) END), 1, 16)"
 )
 # And of a transaction: over those of the events it posted, all of one day.
 TX_DIGEST = "sha256(string_agg(digest, ''::bytea ORDER BY id))"

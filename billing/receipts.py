@@ -27,6 +27,7 @@ from core.money import Currency, format_pico
 from core.resp import RespClient
 from core.tiers import Tier
 from core.usage import TokenUsage
+from core.waits import Wait
 
 
 class ReceiptLine(msgspec.Struct, frozen=True):
@@ -81,6 +82,7 @@ class Receipt(msgspec.Struct, frozen=True):
     above_tokens: int = 0  # of the long-context step that priced it; 0: none
     note: str = ""
     preemptions: int = 0  # how often its place went to a higher tier; what that wasted is not charged
+    wait: Wait | None = None  # why it waited for its place; None when it did not
     reratings: tuple[ReceiptRerating, ...] = ()  # oldest first; `amount` and lines stay what was billed at first
 
     @property
@@ -187,6 +189,7 @@ async def _posted(session: AsyncSession, row: Row[Any]) -> Receipt:
         row.tx_id,
         above,
         preemptions=row.preemptions or 0,
+        wait=Wait(*row.wait) if row.wait else None,
         reratings=tuple(
             ReceiptRerating(line.right_version, format_pico(line.to_pico), line.tx_id, line.booked_at, line.note)
             for line in await rerating_queries.lines_of(session, row.tenant_id, row.id)
@@ -234,4 +237,5 @@ def _not_billed(row: Row[Any]) -> Receipt:
         event.key_id,
         None,
         note=_NOTES[state],
+        wait=event.wait,
     )

@@ -4,7 +4,19 @@ from datetime import date, datetime
 from decimal import Decimal
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Boolean, Date, DateTime, Integer, LargeBinary, Numeric, SmallInteger, Text, text
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    Date,
+    DateTime,
+    Integer,
+    LargeBinary,
+    Numeric,
+    SmallInteger,
+    Text,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
 from core.db import Base
@@ -172,6 +184,7 @@ class UsageEventRow(Base):
     preemptions: Mapped[int | None] = mapped_column(SmallInteger)
     waste_tokens: Mapped[int | None] = mapped_column(BigInteger)
     waste_us: Mapped[int | None] = mapped_column(BigInteger)
+    wait: Mapped[list[int] | None] = mapped_column(ARRAY(BigInteger))  # `core.waits.Wait`, its members in their order
 
 
 class UsageRollupRow(Base):

@@ -10,6 +10,7 @@ from msgspec.structs import force_setattr
 from core.money import Currency
 from core.tiers import Tier
 from core.usage import NO_USAGE, TokenUsage
+from core.waits import Wait
 
 
 class PriceStep(msgspec.Struct, frozen=True, gc=False):
@@ -127,6 +128,7 @@ class UsageEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     preemptions: int = 0  # how often its place went to a higher tier
     waste_tokens: int = 0  # of its prompt, in the engine calls that were ended for it: the platform's, never charged
     waste_us: int = 0  # how long those calls ran
+    wait: Wait | None = None  # why it waited for its place; None when it did not
 
 
 class Meter(StrEnum):

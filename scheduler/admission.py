@@ -8,11 +8,12 @@ from uuid import UUID
 import structlog
 
 from catalog.types import ServedModel
-from core import keyspace
+from core import keyspace, waits
 from core.clock import Clock
 from core.demand import Demand, DemandKind
 from core.resp import RespClient, RespError, RespUnavailable
 from core.tiers import Tier
+from core.waits import Wait
 from scheduler import commands, refusals
 from scheduler.commands import AS_ESTIMATED, COUNT_MAX, KEEP, REMOVE, Code, acquire_call, release_call
 from scheduler.fail_static import FailStatic
@@ -274,7 +275,7 @@ class Admission:
         del self._grants[key]
         share.note_release(started)
         try:
-            result = await self._waiting.wait(key, wait_s, self._press(grant))
+            result, _ = await self._waiting.wait(key, wait_s, self._press(grant))
         finally:
             if result is not WaitResult.GRANTED:
                 self._give_back(key, (grant.prepared.tenant, *UNUSED))
@@ -378,17 +379,21 @@ class Admission:
         else:
             await self._loading.budgets(grant.prepared.tenant, grant.prepared.spends)
 
-    async def _wait(self, grant: Grant, wait_s: float, estimate_s: int) -> WaitResult:
-        """Wait in the queue for a grant or for the queue's loss.
+    async def _wait(self, grant: Grant, wait_s: float, told: list[int]) -> WaitResult:
+        """Wait in the queue for a grant or for the queue's loss. `told`: the second place of the answer.
 
         Raises:
             PlatformError: MODEL_BUSY at the deadline or when taken out of the queue.
         """
-        result = await self._waiting.wait(grant.key, wait_s, self._press(grant))
+        estimate_us, full, limit, ahead, *before = told
+        result, grants = await self._waiting.wait(grant.key, wait_s, self._press(grant))
         reason = _ENDED.get(result)
         if reason is not None:
             self._give_back(grant.key, (grant.prepared.tenant, *UNUSED))
-            raise refusals.busy(grant.prepared.model.name, int(estimate_s - max(0.0, wait_s)), reason)
+            retry_after_s = int(estimate_us / MICRO - max(0.0, wait_s))
+            raise refusals.busy(grant.prepared.model.name, retry_after_s, reason, Wait(full, limit, estimate_us, ahead))
+        if result is WaitResult.GRANTED and full:  # what an answer that was lost had said is not known
+            grant.wait = Wait(full, limit, estimate_us, ahead, *waits.passed(before, grants, grant.tier))
         return result
 
     @staticmethod

@@ -146,9 +146,9 @@ def _tokens(before: float, sample: Sample) -> float:
 
 def unseen(caps: Caps, now_s: float, *, pods: int, per_pod: int) -> Caps:
     """Return the caps when no scrape came: as they are at first, falling to half of what the pods hold after 10 s."""
-    requests = caps.requests
-    if now_s - caps.sampled_at_s >= LOST_S:
-        floor = max(1.0, pods * per_pod * HEADROOM / 2)
-        requests = max(min(floor, requests), requests * DECAY)
+    if now_s - caps.sampled_at_s < LOST_S:
+        return msgspec.structs.replace(caps, cause=None)
+    floor = max(1.0, pods * per_pod * HEADROOM / 2)
+    requests = max(min(floor, caps.requests), caps.requests * DECAY)
     cause = Cause.UNSEEN if requests < caps.requests else None
     return msgspec.structs.replace(caps, requests=requests, cause=cause)

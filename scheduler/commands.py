@@ -73,9 +73,10 @@ class Code(IntEnum):
     """The first element of each answer."""
 
     GRANTED = 1  # see `Grant.reply`
-    QUEUED = 2  # the same with the estimated wait in s in the second place
+    QUEUED = 2  # the same; in the second place: estimated wait µs, what was full (`core.waits`), its limit, how many
+    # wait before it, and by tier how many were ever granted while somebody waited
     REFUSED = 3  # then: which of `Prepared.named` (-1: money), retry after s
-    BUSY = 4  # then: retry after s, why (`Busy`)
+    BUSY = 4  # then: retry after s, why (`Busy`), what was full, its limit, how many wait before it
     UNKNOWN_CREDIT = 5
     EPOCH = 6
     SETTLING = 7  # then: µs left

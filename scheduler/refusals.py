@@ -6,6 +6,7 @@ from core.demand import Demand, DemandKind, Unit
 from core.errors import ErrorKind, PlatformError
 from core.money import NANO_PER_UNIT, PICO_PER_NANO, format_pico
 from core.resp import RespUnavailable
+from core.waits import Wait
 from scheduler.commands import Busy, Code
 from scheduler.types import Grant
 from tenants.types import LimitMetric
@@ -83,19 +84,19 @@ def no_credit() -> PlatformError:
     )
 
 
-def busy(model: str, retry_after_s: int, reason: str) -> PlatformError:
+def busy(model: str, retry_after_s: int, reason: str, wait: Wait) -> PlatformError:
     """Return the 503 of a full model.
 
     `reason`: ``queue`` (no place in it), ``too_late`` (it would not have been served in the time the caller waits),
     ``deadline`` (waited long enough) or ``evicted`` (its place in a full queue went to a higher tier or to another
-    tenant).
+    tenant). `wait`: what was full, and who waited before it.
     """
     return PlatformError(
         "MODEL_BUSY",
         ErrorKind.UNAVAILABLE,
         f"All capacity for {model} is in use. Try again in {max(1, retry_after_s)} s.",
         retry_after_s=max(1, retry_after_s),
-        fields={"reason": reason},
+        fields={"reason": reason, "waits_for": wait.label, "limit": wait.limit, "ahead": wait.ahead},
     )
 
 
@@ -129,7 +130,9 @@ def of_reply(grant: Grant, reply: Sequence[int]) -> Exception:
         wanted = (demand.amount, grant.input_tokens, grant.output_tokens)[demand.unit]
         return over_limit(demand, reply[2], model=model, wanted=wanted, hold=grant.hold)
     if code == Code.BUSY:
-        return busy(model, reply[1], "queue" if reply[2] == Busy.FULL else "too_late")
+        _, retry_after_s, why, full, limit, ahead = reply
+        wait = Wait(full, limit, 0, ahead)
+        return busy(model, retry_after_s, "queue" if why == Busy.FULL else "too_late", wait)
     if code in {Code.UNKNOWN_CREDIT, Code.UNKNOWN_BUDGET}:
         return unavailable()
     return RespUnavailable("admission is fenced until the replicas have registered their requests")

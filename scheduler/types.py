@@ -9,6 +9,7 @@ from catalog.types import ServedModel
 from core.demand import Demand, DemandKind
 from core.resp import Part
 from core.tiers import Tier
+from core.waits import Wait
 from scheduler.fail_static import Share
 
 
@@ -125,6 +126,7 @@ class Grant(msgspec.Struct, gc=False):
     input_tokens: int
     output_tokens: int
     queue_us: int = 0  # how long it waited for its slot
+    wait: Wait | None = None  # why it did; None also of one that was granted at once and gave its place later
     over: tuple[Demand, ...] = ()  # the limits it passed that refuse nothing: soft and dark ones; empty almost always
     local: bool = False  # granted by the replica itself while Valkey was away
     preempted: int = 0  # how often its place went to a higher tier

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import NamedTuple
 
 from core import keyspace
 from core.resp import RespClient
@@ -24,18 +25,26 @@ class WaitResult(Enum):
     LOST = auto()  # the queue lost it with Valkey's data: ask again
 
 
+class Ended(NamedTuple):
+    """How the waiting of one request ended; of a grant, by tier how many were ever granted while somebody waited."""
+
+    result: WaitResult
+    grants: tuple[int, ...] = ()
+
+
 class Waiting:
     """Waiters by request key.
 
-    Messages on the list ``{tg}:grants:<replica>``: ``G key``, ``X key`` (dropped), ``E key`` (evicted); and of one that
-    runs ``P<tier> key``: a request of that tier needs its place (`on_asked`).
+    Messages on the list ``{tg}:grants:<replica>``: ``G key b s p`` (granted; how many of each tier ever were while
+    somebody waited), ``X key`` (dropped), ``E key`` (evicted); and of one that runs ``P<tier> key``: a request of that
+    tier needs its place (`on_asked`).
     """
 
     def __init__(self, client: RespClient, replica: str, on_asked: Callable[[bytes, int], None]) -> None:
         self._client = client
         self._on_asked = on_asked
         self._replica = replica
-        self._waiters: dict[bytes, asyncio.Future[WaitResult]] = {}
+        self._waiters: dict[bytes, asyncio.Future[Ended]] = {}
         # Messages that overtook the answer which says that the request waits.
         self._early: dict[bytes, bytes] = {}
         self._early_before: dict[bytes, bytes] = {}
@@ -52,13 +61,13 @@ class Waiting:
     async def start(self) -> None:
         await self._client.read_list(keyspace.grants(self._replica), self.take)
 
-    async def wait(self, key: bytes, wait_s: float, press: Press | None = None) -> WaitResult:
+    async def wait(self, key: bytes, wait_s: float, press: Press | None = None) -> Ended:
         """Wait for at most `wait_s`; a cancelled caller is forgotten here, not in Valkey.
 
         `press`: has the place of a lower tier asked for when much of the time is gone; the script decides.
         """
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[WaitResult] = loop.create_future()
+        waiter: asyncio.Future[Ended] = loop.create_future()
         self._waiters[key] = waiter
         timers = [loop.call_later(max(0.0, wait_s), self._end, key, WaitResult.DEADLINE)]
         if press is not None:
@@ -75,31 +84,31 @@ class Waiting:
 
     def take(self, item: bytes) -> None:
         """Handle one message; a grant counts once it is claimed, which the script allows for 2 s."""
-        kind, _, key = item.partition(b" ")
+        kind, key, *grants = item.split(b" ")
         if kind[:1] == b"P":
             self._on_asked(key, int(kind[1:]))
         elif key not in self._waiters:
             self._early[key] = item
         elif kind == b"G":
             claim = self._client.call("ZREM", commands.UNCLAIMED, b"%b %b" % (key, self._replica.encode()))
-            claim.add_done_callback(lambda done: self._claimed(key, done))
+            claim.add_done_callback(lambda done: self._claimed(key, done, tuple(map(int, grants))))
         else:
             self._end(key, WaitResult.EVICTED if kind == b"E" else WaitResult.DROPPED)
 
-    def _claimed(self, key: bytes, claim: asyncio.Future[int]) -> None:
+    def _claimed(self, key: bytes, claim: asyncio.Future[int], grants: tuple[int, ...]) -> None:
         """Else the waiter waits on: its grant was withdrawn, or will be after 2 s, and what follows is told."""
         if not claim.cancelled() and claim.exception() is None and claim.result():
-            self._end(key, WaitResult.GRANTED)
+            self._end(key, WaitResult.GRANTED, grants)
 
     def lost(self, keys: set[bytes]) -> None:
         """End the waiting of requests that Valkey does not know any more."""
         for key in keys:
             self._end(key, WaitResult.LOST)
 
-    def _end(self, key: bytes, result: WaitResult) -> None:
+    def _end(self, key: bytes, result: WaitResult, grants: tuple[int, ...] = ()) -> None:
         waiter = self._waiters.get(key)
         if waiter is not None and not waiter.done():
-            waiter.set_result(result)
+            waiter.set_result(Ended(result, grants))
 
     def turn(self) -> None:
         """Forget early messages nobody came for; called every 2 s."""

@@ -1,7 +1,7 @@
 """Tenants: the receipt of one generation."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
@@ -12,6 +12,7 @@ from api.guard import GuardedRoute
 from api.schemas import CurrencyCode, Output, TierName, problems
 from billing import receipts
 from billing.receipts import Receipt
+from core import waits
 from core.ids import IdKind, format_id
 from tenants.errors import not_found
 from tenants.roles import Permission, Rights
@@ -44,6 +45,20 @@ class ReceiptReratingOut(Output):
     note: str
 
 
+class ReceiptWaitOut(Output):
+    """Why it waited for its place. Counts are of requests on the same deployment."""
+
+    text: str = Field(description="The same in words.")
+    waits_for: str = Field(
+        description="What was full: `model_places`, `model_tokens`, `platform_places`, `capability` (what your"
+        " organisation may have on the model), `caller_places`; `turn`: nothing, but others waited before it."
+    )
+    limit: int = Field(description="How much of that there was for its tier; 0 for `turn`.")
+    estimate_us: int = Field(description="How long it would wait, as reckoned when it came; 0 when nothing was known.")
+    ahead: int = Field(description="How many waited in its tier or a higher one when it came.")
+    passed: dict[TierName, int] = Field(description="How many were granted before it while it waited, by tier.")
+
+
 class ReceiptOut(Output):
     """What a generation cost, by part; the lines add up to `amount` exactly."""
 
@@ -71,6 +86,7 @@ class ReceiptOut(Output):
     transaction_id: str | None
     note: str
     preemptions: int = Field(description="How often its place went to a higher tier; that is not charged.")
+    wait: ReceiptWaitOut | None = Field(description="Why it waited for its place; null when it did not.")
     effective_amount: str = Field(description="What it comes to now: `amount`, or what the last re-rating made of it.")
     reratings: list[ReceiptReratingOut] = Field(description="Oldest first; the lines stay what was billed at first.")
 
@@ -80,6 +96,20 @@ class PendingOut(Output):
 
     id: str
     state: Literal["pending"] = "pending"
+
+
+def _wait_of(receipt: Receipt) -> dict[str, Any] | None:
+    wait = receipt.wait
+    if wait is None:
+        return None
+    return {
+        "text": waits.words(wait, receipt.queue_us, receipt.preemptions),
+        "waits_for": wait.label,
+        "limit": wait.limit,
+        "estimate_us": wait.estimate_us,
+        "ahead": wait.ahead,
+        "passed": {tier.label: count for tier, count in wait.passed.items()},
+    }
 
 
 def _out(receipt: Receipt) -> ReceiptOut:
@@ -117,6 +147,7 @@ def _out(receipt: Receipt) -> ReceiptOut:
             "transaction_id": receipt.transaction_id and format_id(IdKind.TRANSACTION, receipt.transaction_id),
             "note": receipt.note,
             "preemptions": receipt.preemptions,
+            "wait": _wait_of(receipt),
             "effective_amount": receipt.effective_amount,
             "reratings": [
                 {

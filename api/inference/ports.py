@@ -13,6 +13,7 @@ from catalog.types import ServedModel
 from core.demand import Demand
 from core.money import Currency
 from core.tiers import Tier
+from core.waits import Wait
 from knative.types import DeploymentState
 from scheduler import recount
 from scheduler.types import Entitlement
@@ -23,6 +24,11 @@ class Grant(Protocol):
 
     @property
     def queue_us(self) -> int: ...
+    @property
+    def wait(self) -> Wait | None:
+        """Why it waited, if it did."""
+        ...
+
     @property
     def reply(self) -> Sequence[int]:
         """What the script said of the limits; see `scheduler.types.Grant`."""

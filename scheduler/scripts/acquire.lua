@@ -9,6 +9,7 @@
 local records, caps, spent = {}, {}, {} -- as read: of the caps and budgets with what this request takes
 local moved = {} -- records that have changed by time alone
 local wanted, buckets = {}, {} -- of the rates
+local WAITS_FOR = {platform = 1, capability = 2, caller = 3, places = 4, tokens = 5, turn = 6} -- core/waits.py: Full
 
 local function open_records(f, got)
   for i = 1, f.nrecord do
@@ -27,7 +28,7 @@ local function leave(s, lease, request, answer)
   local text = call('HGET', lease, request)
   if text then -- it is here already: the answer that said so was lost
     local v = parse(text)
-    return {v.state == 'G' and GRANTED or QUEUED, 0, -1, v.at, -1}
+    return {v.state == 'G' and GRANTED or QUEUED, v.state == 'G' and 0 or {0, 0, 0, 0, 0, 0, 0}, -1, v.at, -1}
   end
   for i = 1, s.form.nrecord do
     if moved[i] then
@@ -38,14 +39,18 @@ local function leave(s, lease, request, answer)
   return answer
 end
 
--- Returns the answer of a refusal, or nothing; whether a cap is full; which soft limits are passed.
+-- Returns the answer of a refusal, or nothing; what it waits for when a cap is full; which soft limits are passed; the
+-- limit of that cap.
 local function check_counts(s, got, tier)
-  local f, full, over = s.form, false, nil
+  local f, full, over, limit = s.form, false, nil, 0
   for i = 1, f.ncap do
     local value, most = (tonumber(got[5 + i]) or 0) + f.cap_amount[i], f.cap_most[i]
     if i == 1 then most = ceiling(most, tier) end -- of all deployments
     caps[i] = value
-    if value > most then full = true end
+    if value > most and not full then
+      local own = i == 2 and f.entitled and f.entitled.place[s.owner]
+      full, limit = i == 1 and WAITS_FOR.platform or own and WAITS_FOR.capability or WAITS_FOR.caller, most
+    end
   end
   for i = 1, f.nconc do
     local conc = f.concs[i]
@@ -55,7 +60,7 @@ local function check_counts(s, got, tier)
       over[#over + 1] = i - 1
     end
   end
-  return nil, full, over
+  return nil, full, over, limit
 end
 
 -- When the server's clock stands before a rate's newest bucket all is read anew at that bucket's instant, so that no bucket
@@ -208,16 +213,21 @@ local function has_less_of(s, got, most)
   return n < entitled.deserved[i] and 'deserved' or nil
 end
 
--- Is the deployment full for this request? `within`: its tenant has a guarantee left, and it may fill the whole cap. What is
+-- What of the deployment is full for this request, and how much of it there is? `within`: its tenant has a guarantee left, and it may fill the whole cap. What is
 -- kept for others is looked at only where it can be in the way.
 local function is_full(f, tier, within, inflight, tokens, need, most, token_cap)
-  if token_cap > 0 and inflight > 0 and tokens + need > token_cap * (within and 1 or CEILING[tier]) then return true end
+  local top = token_cap * (within and 1 or CEILING[tier])
+  if token_cap > 0 and inflight > 0 and tokens + need > top then return WAITS_FOR.tokens, top end
   if most <= 0 then return false end
   local entitled = f.entitled
-  if within or not entitled then return inflight >= (within and most or ceiling(most, tier)) end
-  local others = most - entitled.guaranteed
-  if others > 0 and inflight < ceiling(others, tier) then return false end
-  return inflight >= top_beside(stand_of(entitled, most, f.limit), most, tier, false)
+  if within or not entitled then
+    top = within and most or ceiling(most, tier)
+  else
+    local others = most - entitled.guaranteed
+    if others > 0 and inflight < ceiling(others, tier) then return false end
+    top = top_beside(stand_of(entitled, most, f.limit), most, tier, false)
+  end
+  return inflight >= top and WAITS_FOR.places, top
 end
 
 local function acquire(keys, args)
@@ -233,28 +243,29 @@ local function acquire(keys, args)
 
   local tier, hold, wait_us, input, output = unpack_struct('<Bdddd', args[5])
   open_records(f, got)
-  local refusal, full, over = check_counts(s, got, tier)
+  local refusal, queued, over, limit = check_counts(s, got, tier) -- `queued`: what it waits for, or false
   local left, budget
   if not refusal then refusal, now, over = check_rates(s, now, input, output, over) end
   if not refusal then refusal, left, budget, over = check_money(s, got, hold, over) end
   if refusal then return leave(s, lease, request, refusal) end
 
   local inflight, waiting, last, tokens, _, cap, token_cap, saturation, batch, standard = read_load(got[5])
-  local most, need, queued, behind = nearer(f.limit, cap), input + output, full, false
+  local most, need, behind = nearer(f.limit, cap), input + output, false
   local has_less = has_less_of(s, got, most)
+  local ahead = waiting - (tier > 0 and batch or 0) - (tier > 1 and standard or 0) -- of its tier or a higher one
   if not queued then
     local within = has_less == 'guaranteed'
-    queued = is_full(f, tier, within, inflight, tokens, need, most, token_cap)
-    if not queued and waiting > 0 and not within then -- of its tier or a higher one?
-      behind = waiting > (tier > 0 and batch or 0) + (tier > 1 and standard or 0)
-      queued = behind
-    end
+    queued, limit = is_full(f, tier, within, inflight, tokens, need, most, token_cap)
+    if not queued and ahead > 0 and not within then behind, queued, limit = true, WAITS_FOR.turn, 0 end
   end
   local estimate_us, deadline = 0, 0
   if queued then
     local answer, another_left
     answer, estimate_us, another_left = door(s, args[1], lease, request, tier, wait_us, got[5], has_less, now)
-    if answer then return leave(s, lease, request, answer) end
+    if answer then
+      answer[4], answer[5], answer[6] = queued, limit, ahead
+      return leave(s, lease, request, answer)
+    end
     if another_left then -- and gave back what may be counted in our records: these are read again, and only lower
       got = read_all(s)
       open_records(f, got)
@@ -270,12 +281,15 @@ local function acquire(keys, args)
   local text = pack(LEASE, queued and 'W' or 'G', tier, now, input, output, hold, deadline) .. tail_of(id, owner, keys)
   if not make_lease(f, lease, request, text) then return leave(s, lease, request) end
   local fresh = f.money and call('HSETNX', s.out, request, hold) == 1
+  local second = 0
   local figure = fresh and moved_figure(got[5 + f.nread], hold)
   if queued then
     local of_batch, of_standard = batch + (tier == 0 and 1 or 0), standard + (tier == 1 and 1 or 0)
     local load = pack(LOAD, inflight, waiting + 1, last, tokens, f.limit, cap, token_cap, saturation, of_batch, of_standard)
     take_all(s, load, figure, false)
-    join_queue(s, request .. ' ' .. sub(lease, #P + 7), tier, deadline, cost_of(input, output, 0), now, waiting)
+    local member = request .. ' ' .. sub(lease, #P + 7)
+    local turns = join_queue(s, member, tier, deadline, cost_of(input, output, 0), now, waiting)
+    second = {estimate_us, queued, limit, ahead, turns[GRANTS], turns[GRANTS + 1], turns[GRANTS + 2]}
   else
     if waiting > 0 then -- it passes those of lower tiers, which counts for their floors and for how long they wait
       local turns = read_turns(f.deployment)
@@ -286,7 +300,7 @@ local function acquire(keys, args)
     take_all(s, load, figure, true)
     if tier == 0 then call('ZADD', running_of(f.deployment, 0), now, request .. ' ' .. sub(lease, #P + 7)) end
   end
-  local reply = {queued and QUEUED or GRANTED, queued and seconds(estimate_us) or 0, left, now, budget}
+  local reply = {queued and QUEUED or GRANTED, second, left, now, budget}
   local n = show_limits(s, reply, now)
   if over then
     for i, which in ipairs(over) do reply[n + i] = which end

@@ -17,14 +17,14 @@
 -- r:<deployment>:<tier>          zset: the grants that may be preempted, as in w:, by when they were granted; see preempt.lua
 -- d:<deployment>                 the turns, packed: by tier virtual time of the last served (VT), cost waiting (ASKED), cost
 --                                granted lately (GIVEN); when that was; cost served and µs while somebody waited, both of
---                                late (SERVED, BUSY_US), when that was; until when no batch is granted in its turn (PACED)
+--                                late (SERVED, BUSY_US), when that was; until when no batch has its turn (PACED); grants ever (GRANTS)
 --
 -- Cost, in tenths of an input token: an input token costs 10, one from the prefix cache 1, an output token 20. As estimated
 -- at the door, with nothing cached; in the end as used.
 local FLOOR = {[0] = 0.055, 0.21, 0} -- 5 and 20 % are promised
 local LATELY_US, STALL_US, REMEMBER_S = 20000000, 5000000, 120
-local TURNS, TURNS_SIZE = '<dddddddddddddddd', 16
-local VT, ASKED, GIVEN, GIVEN_AT, SERVED, BUSY_US, SERVED_AT, PACED = 1, 4, 7, 10, 11, 12, 13, 16
+local TURNS, TURNS_SIZE = '<ddddddddddddddddddd', 19
+local VT, ASKED, GIVEN, GIVEN_AT, SERVED, BUSY_US, SERVED_AT, PACED, GRANTS = 1, 4, 7, 10, 11, 12, 13, 16, 17
 -- of floors: to which part, when priority misses its time for so long without such a pause; places among the turns
 local YIELDS = {to = 0.5, after_us = 30000000, apart_us = 10000000, since = 14, at = 15}
 local OWNERS_TRIED, GRANTS_MAX, TIE = 8, 16, 0.001
@@ -39,8 +39,7 @@ local function past_of(deployment, tier) return P .. 'v:' .. deployment .. ':' .
 local function running_of(deployment, tier) return P .. 'r:' .. deployment .. ':' .. tier end
 
 local function parse_turns(raw)
-  if raw then return {unpack_struct(TURNS, raw)} end
-  return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  return raw and {unpack_struct(TURNS, raw)} or {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 end
 
 local function read_turns(deployment) return parse_turns(call('GET', P .. 'd:' .. deployment)) end
@@ -60,7 +59,7 @@ local function count_waiting(deployment, tier, change, cost)
 end
 
 -- Enters a request; the load is counted by the caller, who has it in hand. `before`: how many wait for this deployment.
--- Of tenants that come anew the one that came first is served first.
+-- Of tenants that come anew the one that came first is served first. Returns the turns.
 local function join_queue(s, member, tier, deadline, cost, now, before)
   local deployment, owner = s.form.deployment, s.owner
   local queue, turns = queue_of(deployment, tier), read_turns(deployment)
@@ -76,6 +75,7 @@ local function join_queue(s, member, tier, deadline, cost, now, before)
   local entitled = s.form.entitled and s.form.entitled.text or ''
   call('MSET', P .. 'd:' .. deployment, turns_text(turns), P .. 'h:' .. deployment, entitled)
   call('INCR', P .. 'waiters')
+  return turns
 end
 
 -- Takes a member out of its line; the tenant, when it was its last, out of the queue. False when it was not there.
@@ -116,7 +116,7 @@ end
 local function note_given(turns, tier, cost, now)
   local kept = math.exp(-max(0, now - turns[GIVEN_AT]) / (LATELY_US / 2))
   for t = 0, 2 do turns[GIVEN + t] = turns[GIVEN + t] * kept end
-  turns[GIVEN + tier], turns[GIVEN_AT] = turns[GIVEN + tier] + cost, now
+  turns[GIVEN + tier], turns[GRANTS + tier], turns[GIVEN_AT] = turns[GIVEN + tier] + cost, turns[GRANTS + tier] + 1, now
 end
 
 -- Notes that a priority request is refused because it would be served too late.
@@ -330,7 +330,7 @@ local function grant(s, v, text, member, owner, got, load, turns, in_turn, due, 
   change_lease(P .. 'lease:' .. replica, request, text, 'G' .. sub(text, 2))
   if not due then note_running(deployment, v, member, now) end
   call('ZADD', P .. 'unclaimed', now + CLAIM_US, member)
-  call('RPUSH', P .. 'grants:' .. replica, 'G ' .. request)
+  call('RPUSH', P .. 'grants:' .. replica, string.format('G %s %.0f %.0f %.0f', request, unpack(turns, GRANTS, GRANTS + 2)))
   if load[2] > 0 then
     call('ZADD', P .. 'queues', now, deployment)
   else

@@ -27,6 +27,7 @@ from core.ids import new_uuid
 from core.money import Currency
 from core.settings import Gateway as GatewaySettings
 from core.tiers import Tier
+from core.waits import Wait
 from engine.client import UpstreamPool
 from engine.tls_client import TlsClient, UpstreamClient
 from knative.types import DeploymentState, Endpoint, ReplicaState
@@ -50,6 +51,7 @@ class FakeGrant(msgspec.Struct):
     preempted: int = 0
     asked_for: Tier | None = None
     on_asked: Callable[[], bool] | None = None
+    wait: Wait | None = None
 
 
 class FakeAdmission:
@@ -70,6 +72,7 @@ class FakeAdmission:
         self.drift = recount.Figures()
         self.waiting = 0
         self.queue_us = 0  # how long every request waited
+        self.wait: Wait | None = None  # and why
         self.over: tuple[Demand, ...] = ()  # soft and dark limits that every request passes
 
     def prepare(
@@ -104,7 +107,7 @@ class FakeAdmission:
         if self.gate is not None:
             await self.gate.wait()
         reply = [] if self.alone else reply_of(prepared)
-        grant = FakeGrant(request_id, hold, reply, self.queue_us, over=self.over)
+        grant = FakeGrant(request_id, hold, reply, self.queue_us, over=self.over, wait=self.wait)
         self.held[request_id] = grant
         return grant
 

@@ -96,7 +96,7 @@ class Scripts:
     def messages(self) -> Iterator[tuple[str, str]]:
         """Yield what the scheduler told this replica since the last time: kind and request. Grants are claimed."""
         while item := self.send("LPOP", keyspace.grants(REPLICA)):
-            kind, _, request = item.decode().partition(" ")
+            kind, request, *_ = item.decode().split(" ")
             if kind == "G":
                 self.send("ZREM", commands.UNCLAIMED, f"{request} {REPLICA}")
             yield kind, request.rstrip("_")

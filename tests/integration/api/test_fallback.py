@@ -9,6 +9,7 @@ import pytest
 from billing.types import Outcome, PriceSchedule
 from catalog.types import DeploymentKind, ServedModel
 from core.tiers import Tier
+from core.waits import Wait
 from scheduler import refusals
 from tests.factories.gateway import FixedPrices, served_model, usd_per_million
 from tests.factories.stack import Stack, chat, events_of, text_of
@@ -48,7 +49,7 @@ def add_own(stack: Stack, url: str = "", **changes: Any) -> ServedModel:
 
 def make_busy(stack: Stack, *names: str) -> None:
     for name in names:
-        stack.rig.admission.refused[name] = refusals.busy(name, 7, "queue")
+        stack.rig.admission.refused[name] = refusals.busy(name, 7, "queue", Wait(4, 64, 0, 7))
 
 
 async def ask(stack: Stack, headers: dict[str, str] = ALLOW, **members: Any) -> httpx.Response:

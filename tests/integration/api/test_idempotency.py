@@ -20,6 +20,7 @@ from core.clock import SystemClock
 from core.errors import ErrorKind, PlatformError
 from core.ids import new_uuid
 from core.resp import RespClient
+from core.waits import Wait
 from engine import simulator
 from engine.simulator import SIMULATOR, Options, Simulator
 from scheduler import refusals
@@ -111,7 +112,7 @@ async def test_a_repeat_is_told_the_receipt_of_the_model_that_served(site: Site)
     sim = site.rigs[0].models["sim"]
     for one in site.rigs:
         one.models["own"] = served_model("own", sim.base_url, fallback_model="sim")
-        one.admission.refused["own"] = refusals.busy("own", 1, "queue")
+        one.admission.refused["own"] = refusals.busy("own", 1, "queue", Wait(4, 64, 0, 7))
     body = chat(PROMPT, model="own")
     first = await site.send("k", body, fallback="allow")
     assert (first.status_code, first.json()["model"]) == (200, "sim")

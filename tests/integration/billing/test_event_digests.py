@@ -14,6 +14,7 @@ from billing import verify
 from billing.types import Outcome
 from core.db import transaction
 from core.settings import Database
+from core.waits import Wait
 from tests.factories import billing as make
 from tests.factories.billing_world import World, write
 from tests.integration.billing.test_verify import owner_of
@@ -26,7 +27,9 @@ COLUMNS = (
     *("admitted_at", "ended_at", "queue_us", "ttft_us", "upstream_id", "posted_at"),
 )
 LATER = ("preemptions", "waste_tokens", "waste_us")  # of those that were preempted
+LAST = ("wait",)  # of those that waited
 SMALL = {"tier", "http_status", "preemptions"}
+WAIT = Wait(4, 64, 2_000_000, 7, 0, 1, 3)
 ONE_OF_THEM = "id = (SELECT id FROM usage_event WHERE outcome = 'timeout' ORDER BY id LIMIT 1)"
 OIDS = {UUID: 2950, date: 1082, str: 25, bool: 16, datetime: 1184}
 
@@ -37,6 +40,9 @@ def binary(column: str, value: Any) -> tuple[int, bytes]:
         return OIDS[bool], bytes([value])
     if isinstance(value, int):
         return (21, struct.pack("!h", value)) if column in SMALL else (20, struct.pack("!q", value))
+    if isinstance(value, list):  # of bigint, in one dimension from 1, without nulls
+        head = struct.pack("!iiiii", 1, 0, 20, len(value), 1)
+        return 1016, head + b"".join(struct.pack("!iq", 8, one) for one in value)
     if isinstance(value, datetime):
         us = (value - datetime(2000, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
         return OIDS[datetime], struct.pack("!q", us)
@@ -55,7 +61,8 @@ def record(event: dict[str, Any], columns: tuple[str, ...]) -> bytes:
 
 def digest(event: dict[str, Any]) -> bytes:
     later = b"" if event["preemptions"] is None else record(event, LATER)
-    return hashlib.sha256(record(event, COLUMNS) + later).digest()[:16]
+    last = b"" if event["wait"] is None else record(event, LAST)
+    return hashlib.sha256(record(event, COLUMNS) + later + last).digest()[:16]
 
 
 async def find(world: World) -> verify.Finding | None:
@@ -69,7 +76,8 @@ async def batch(world: World) -> UUID:
     tenant, s = await world.tenant("1")
     charged = [make.event(tenant, s, upstream_id=f"up \N{SNOWMAN} {n}") for n in range(3)]
     free = [make.event(tenant, s, outcome=Outcome.TIMEOUT) for _ in range(2)]
-    free[0] = msgspec.structs.replace(free[0], preemptions=1, waste_tokens=7, waste_us=9)
+    free[0] = msgspec.structs.replace(free[0], preemptions=1, waste_tokens=7, waste_us=9, wait=WAIT)
+    charged[1] = msgspec.structs.replace(charged[1], wait=WAIT)
     await write(world.spool_dir / "r", [*charged, *free])
     await world.poster.step()
     assert await find(world) is None
@@ -84,7 +92,7 @@ async def test_a_digest_is_over_every_column_and_the_transactions_over_its_event
         owner.row_factory = psycopg.rows.dict_row  # type: ignore[assignment]
         events: list[Any] = owner.execute("SELECT * FROM usage_event ORDER BY id").fetchall()
         (tx,) = owner.execute("SELECT usage_sha256 AS sha256 FROM ledger_tx WHERE kind = 'usage'").fetchall()
-    assert {*COLUMNS, *LATER, "digest"} == set(events[0])
+    assert {*COLUMNS, *LATER, *LAST, "digest"} == set(events[0])
     assert [event["preemptions"] for event in events].count(1) == 1
     assert [digest(event) for event in events] == [event["digest"] for event in events]
     assert tx["sha256"] == hashlib.sha256(b"".join(event["digest"] for event in events)).digest()  # type: ignore[call-overload]

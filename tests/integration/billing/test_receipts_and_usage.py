@@ -17,6 +17,7 @@ from core.ids import new_uuid
 from core.money import Currency, parse_pico
 from core.tiers import Tier
 from core.usage import TokenUsage
+from core.waits import Wait
 from tests.factories import billing as make
 from tests.factories.billing_world import World, write
 
@@ -71,6 +72,24 @@ async def test_what_was_preempted_is_billed_once_and_its_waste_is_the_platforms(
     rows = await world.rows("SELECT preemptions, waste_tokens, waste_us FROM usage_event ORDER BY id")
     assert rows == [(2, 24_690, 1_500_000), (2, 24_690, 1_500_000), (None, None, None)]
     assert await world.available(tenant_id) == parse_pico("1") - 2 * parse_pico("0.012258")
+    async with transaction(world.sessions) as session:
+        assert await verify(session) is None
+
+
+async def test_a_receipt_says_why_it_waited_and_nothing_of_one_that_did_not(world: World) -> None:
+    tenant_id, s = await world.tenant("1")
+    wait = Wait(4, 64, 2_000_000, 7, 0, 1, 3)
+    waited = msgspec.structs.replace(make.event(tenant_id, s), queue_us=1_800_000, wait=wait)
+    odd = msgspec.structs.replace(make.event(tenant_id, s), wait=Wait(4, 64, -1, 7))
+    plain = make.event(tenant_id, s)
+    await write(world.spool_dir / "r1", [waited, odd, plain])
+    await world.poster.step()
+    found = [await receipt(world, tenant_id, event.id) for event in (waited, odd, plain)]
+    assert [(one.state, one.wait) for one in found if one is not None] == [
+        ("posted", wait),
+        ("quarantined", Wait(4, 64, -1, 7)),
+        ("posted", None),
+    ]
     async with transaction(world.sessions) as session:
         assert await verify(session) is None
 

@@ -59,6 +59,7 @@ ANOTHER = {  # by type of the column: another value, of one that is set and of o
     "uuid[]": ("array_append({0}, gen_random_uuid())", "ARRAY[gen_random_uuid()]"),
     "text[]": ("array_append({0}, 'x')", "ARRAY['input']"),
     "jsonb": ("{0} || jsonb_build_object('x', 1)", "jsonb_build_object('x', 1)"),
+    "bigint[]": ("array_append({0}, 1)", "ARRAY[4, 1, 0, 0, 0, 0, 0]::bigint[]"),
     "smallint[]": ("array_remove({0}, {0}[1])", "ARRAY[0]::smallint[]"),
 }
 

@@ -209,7 +209,7 @@ def test_who_would_come_too_late_is_refused_at_the_door(scripts: Scripts) -> Non
     for second in range(1, 21):
         scripts.set_time(second)
         running = serve(scripts, running)[0]
-    code, wait_s, why = scripts.acquire("late", model, "a", S, wait_s=5)
+    code, wait_s, why, *_ = scripts.acquire("late", model, "a", S, wait_s=5)
     assert (code, why) == (Code.BUSY, Busy.TOO_LATE)
     assert 9 <= wait_s <= 12
     assert scripts.acquire("patient", model, "a", S, wait_s=20)[0] == Code.QUEUED

@@ -3,6 +3,7 @@
 from api.inference.admission_metrics import AdmissionMetrics
 from core.errors import ErrorKind, PlatformError
 from core.tiers import Tier
+from core.waits import Wait
 from scheduler import refusals
 from tests.factories.gateway import FakeAdmission
 
@@ -13,7 +14,7 @@ def test_grants_waits_and_refusals_by_tier_and_model() -> None:
     metrics.grants["small"][Tier.PRIORITY] += 2
     metrics.grants['a "b"'][Tier.BATCH] += 1
     metrics.waited(Tier.PRIORITY, "small", 300_000)
-    metrics.refused(Tier.BATCH, "small", refusals.busy("small", 4, "too_late"))
+    metrics.refused(Tier.BATCH, "small", refusals.busy("small", 4, "too_late", Wait(4, 64, 0, 7)))
     metrics.refused(Tier.STANDARD, "small", refusals.no_credit())
     metrics.refused(Tier.STANDARD, "small", PlatformError("UPSTREAM_ERROR", ErrorKind.UPSTREAM, "It failed."))
     lines = list(metrics.lines(admission))

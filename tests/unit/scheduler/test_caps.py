@@ -69,7 +69,7 @@ def test_what_may_be_reserved_follows_how_full_the_memory_is_with_what_is_reserv
 
 def test_without_figures_it_stays_and_then_falls_to_half() -> None:
     state = Caps(60.0, sampled_at_s=100.0)
-    assert unseen(state, 109.9, pods=1, per_pod=64) is state
+    assert unseen(state, 109.9, pods=1, per_pod=64) == state
     fallen = state
     for _ in range(100):
         fallen = unseen(fallen, 111.0, pods=1, per_pod=64)
