@@ -199,6 +199,14 @@ async def name_of(session: AsyncSession, model_id: UUID) -> str:
     return row.name
 
 
+async def name_of_version(session: AsyncSession, version_id: UUID) -> str:
+    """Return the own name of a version's model."""
+    row = await queries.version_by_id(session, version_id)
+    if row is None:
+        raise _missing(IdKind.MODEL_VERSION, version_id)
+    return await name_of(session, row.model_id)
+
+
 async def _model(session: AsyncSession, model_id: UUID) -> ModelRow:
     """Return the model, locked: whoever adds to it does so one at a time."""
     row = await queries.model_by_id(session, model_id, lock=True)

@@ -155,13 +155,17 @@ def _check_cap(deployment: str, most: int, guaranteed: int) -> None:
         raise PlatformError("OVERPROMISED", ErrorKind.CONFLICT, message, param="guarantee", fields=fields)
 
 
+async def lock(session: AsyncSession, model: str) -> None:
+    """Hold what is promised of a model until the transaction ends; before any configuration change is recorded."""
+    await entitlement_queries.lock_model(session, model)
+
+
 async def check_deployment(session: AsyncSession, model: str, deployment: str, inflight_max: int) -> None:
-    """Refuse a cap of a deployment that what is guaranteed of its model does not fit in.
+    """Refuse a cap of a deployment that what is guaranteed of its model does not fit in. The caller holds `lock`.
 
     Raises:
         PlatformError: conflict.
     """
-    await entitlement_queries.lock_model(session, model)
     guaranteed, _ = await entitlement_queries.promised(session, None, model)
     if guaranteed:
         _check_cap(deployment, inflight_max, guaranteed)

@@ -195,7 +195,10 @@ def _new(body: DeploymentIn) -> NewDeployment:
 
 
 async def _check_promises(session: AsyncSession, deployment_id: UUID) -> None:
-    """What is guaranteed of the model fits in the deployment's cap, as it stands now in the transaction."""
+    """What is guaranteed of the model fits in the deployment's cap, as it stands now in the transaction.
+
+    Its promises are locked before the cap is changed, as by a change of a promise: the other order would deadlock.
+    """
     found = await deployments.get(session, deployment_id)
     model = await models.name_of(session, found.model_id)
     await entitlements.check_deployment(session, model, found.name, found.inflight_max)
@@ -206,6 +209,8 @@ async def create_deployment(
     body: DeploymentIn, session: Session, act: CurrentAct, services: CurrentServices
 ) -> DeploymentOut:
     """Serve a version. Gateways see it within a second; a cold one is woken by its first call."""
+    version_id = parse_id(IdKind.MODEL_VERSION, body.version_id)
+    await entitlements.lock(session, await models.name_of_version(session, version_id))
     deployment_id = await deployments.create(
         session, _new(body), sealing_key=services.sealing_key, now=services.clock.now()
     )
@@ -242,6 +247,9 @@ async def update_deployment(
     """Change limits, scale, address or credential."""
     values = body.model_dump(exclude={"credential"}, exclude_none=True)
     credential = None if body.credential is None else body.credential.get_secret_value()
+    if body.inflight_max is not None:
+        model_id = (await deployments.get(session, deployment_id)).model_id
+        await entitlements.lock(session, await models.name_of(session, model_id))
     before = _out(await deployments.get(session, deployment_id), None)
     after = await deployments.update(
         session,

@@ -27,7 +27,10 @@ from knative.types import DeploymentState
 from scheduler.fail_static import Figures
 from tenants.types import Principal
 
-EVERY_S, FIRST_S = 15.0, 1.0
+EVERY_S = 15.0
+LOOK_S = 0.25  # between looks whether something changed: a key that was revoked must not come back with a crash
+PAUSE_S, PAUSES = 1.0, 4  # between writes at least so long, and so many times what the last one took
+AHEAD_S = 5.0  # clocks are corrected by less; a file from later than that says nothing of its age
 FRESH_S = 10.0  # what was confirmed longer ago is not written down: the file has it already
 SLICE = 500  # keys encoded before other work has its turn
 MICRO = 1_000_000
@@ -125,7 +128,11 @@ def take(folder: Path, directory: Directory, clock: Clock, *, sealing: bytes, tr
     at_us = found.head.at_us
     if pulse is not None and pulse.revision == found.head.revision:
         at_us = max(at_us, pulse.at_us)
-    age_s = max(0, clock.now_us() - at_us) / MICRO
+    age_s = (clock.now_us() - at_us) / MICRO
+    if age_s < -AHEAD_S:
+        directory.disk_note = f"loading; the policy on disk is {-age_s:.0f} s from the future: the clock was set back"
+        return False
+    age_s = max(0, age_s)
     if age_s > trust_s:
         directory.disk_note = f"loading; the policy on disk is {age_s:.0f} s old, more than {trust_s} s"
         return False
@@ -171,12 +178,16 @@ class PolicyKeeper:
         self._states = states
         self._written = -1  # the revision in the file
         self._last = Figures()
+        self._tried_at, self._pause_s = clock.monotonic(), PAUSE_S
 
     async def run(self) -> None:
         """Write for ever. A disk that does not take it is told of, and does not end the traffic."""
         failing = False
         while True:
-            await asyncio.sleep(EVERY_S if self._written >= 0 else FIRST_S)
+            await asyncio.sleep(LOOK_S)
+            if not self.due():
+                continue
+            began = self._clock.monotonic()
             try:
                 await self.write()
                 failing = False
@@ -184,6 +195,13 @@ class PolicyKeeper:
                 if not failing:
                     _log.warning("policy.not_written", error=type(error).__name__)
                 failing = True
+            self._tried_at = self._clock.monotonic()
+            self._pause_s = max(PAUSE_S, PAUSES * (self._tried_at - began))
+
+    def due(self) -> bool:
+        """Whether to write now: soon after a change, and else now and then."""
+        since_s = self._clock.monotonic() - self._tried_at
+        return since_s >= (self._pause_s if self._directory.revision != self._written else EVERY_S)
 
     async def write(self) -> None:
         """Write what is known, unless it is not known to hold now.

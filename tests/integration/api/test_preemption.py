@@ -154,3 +154,20 @@ async def test_a_caller_that_leaves_while_its_request_waits_again_leaves_nothing
     await stack.rig.settled()
     assert sum((await fleet.outstanding(stack.rig.principal.tenant_id)).values()) == 0
     assert await fleet.load(stack.rig.models["sim"]) == (0, 0)
+
+
+async def test_refused_before_it_is_sent_again_it_does_not_blame_the_engine(stack: Stack, fleet: Fleet) -> None:
+    """Its key was revoked while it waited for another place."""
+    stack.engine.plan = NEVER
+    first = batch(stack)
+    await running(stack)
+    second = priority(stack, "[[sim n=7 p=20 t=60000000]]")
+    await waited_long(fleet)
+    await until(lambda: fleet.replicas[0].waiting == 1 and stack.engine.aborted_total == 1)
+    stack.rig.gateway.directory.principals.clear()
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    assert (await first).status_code == 401
+    await stack.rig.settled()
+    by_tier = {event.tier: event for event in stack.rig.spool.events}
+    assert (by_tier[Tier.BATCH].outcome, by_tier[Tier.BATCH].amount_pico) == ("preempted", 0)

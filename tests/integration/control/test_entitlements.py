@@ -1,5 +1,6 @@
 """Operators say what tenants weigh and what they are promised: what is refused, kept, undone and left in the trail."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -133,3 +134,17 @@ async def test_the_nearest_weight_counts_and_nothing_is_promised_to_who_may_not_
     assert [figures.guarantee for _, figures in (await book()).promised("small")] == [3]
     assert (await admin.call("PATCH", tenant, json={"status": "suspended", "reason": "r"})).status_code == 200
     assert list((await book()).promised("small")) == []
+
+
+async def test_a_cap_and_guarantees_set_at_once_wait_for_each_other(admin: Client, sessions: db.Sessions) -> None:
+    """Whatever comes first, the sum fits in the cap afterwards, and nobody gets a 503."""
+    deployment = await deploy(sessions, "small", inflight_max=10)
+    path = f"{ADMIN}/deployments/{format_id(IdKind.DEPLOYMENT, deployment)}"
+    tenants = [await _tenant(sessions) for _ in range(3)]
+    for cap in (3, 10, 3, 10):
+        calls = [_put(admin, tenant, model="small", guarantee=3 + (cap == 3)) for tenant in tenants]
+        *answers, changed = await asyncio.gather(*calls, admin.call("PATCH", path, json={"inflight_max": cap}))
+        assert {status for status, _ in answers} | {changed.status_code} <= {200, 409}
+        now = [(await admin.get(f"{tenant}/entitlements")).json()["items"] for tenant in tenants]
+        guaranteed = sum(item["guarantee"] for items in now for item in items)
+        assert guaranteed <= (await admin.get(path)).json()["inflight_max"]

@@ -119,3 +119,20 @@ async def test_in_an_outage_of_valkey_the_shares_before_it_stay(world: World) ->
     pulse = policy.read_pulse(world.folder, KEY)
     assert pulse is not None
     assert pulse.shares == SHARES
+
+
+async def test_a_file_from_the_future_is_not_taken(world: World) -> None:
+    world.clock.advance(-6)
+    assert not world.take()
+    assert "from the future" in world.after.disk_note
+
+
+async def test_a_change_is_written_soon_and_what_did_not_change_now_and_then(world: World) -> None:
+    world.clock.advance(1)
+    assert not world.keeper.due()
+    world.before.revision = 8
+    assert world.keeper.due()
+    await world.keeper.write()
+    assert not world.keeper.due()
+    world.clock.advance(14)
+    assert world.keeper.due()
