@@ -143,7 +143,8 @@ async def test_a_cap_and_guarantees_set_at_once_wait_for_each_other(admin: Clien
     tenants = [await _tenant(sessions) for _ in range(3)]
     for cap in (3, 10, 3, 10):
         calls = [_put(admin, tenant, model="small", guarantee=3 + (cap == 3)) for tenant in tenants]
-        *answers, changed = await asyncio.gather(*calls, admin.call("PATCH", path, json={"inflight_max": cap}))
+        patch = admin.call("PATCH", path, json={"inflight_max": cap})
+        answers, changed = await asyncio.gather(asyncio.gather(*calls), patch)
         assert {status for status, _ in answers} | {changed.status_code} <= {200, 409}
         now = [(await admin.get(f"{tenant}/entitlements")).json()["items"] for tenant in tenants]
         guaranteed = sum(item["guarantee"] for items in now for item in items)
