@@ -70,7 +70,7 @@ async def test_a_revoked_key_does_not_come_back_with_a_crash(
                 key_id = seeded.customer.key.id
                 await session.execute(text("UPDATE api_key SET revoked_at = now() WHERE id = :id"), {"id": key_id})
                 await db.record_config_change(session, "api_key", key_id)
-            await until(lambda: file.read_bytes() != first)  # sooner than the 15 s after which it is written anyway
+            await until(lambda: file.read_bytes() != first, seconds=10)  # else it is written after 15 s
             gateway.process.kill()
             await gateway.process.wait()
         away = {"TIDEGATE_DATABASE__URL": "postgresql://nobody@127.0.0.1:1/none"}
