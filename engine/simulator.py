@@ -24,6 +24,7 @@ from engine.simulator_answers import Answer, completion_body, embedding_body, st
 
 BODY_MAX_BYTES = 32_000_000
 STALL_MAX_S = 3600.0
+DONE = b"data: [DONE]"
 STATUS_OF_FAULT = {"refuse": 500, "busy": 503}
 
 
@@ -55,7 +56,10 @@ class Simulator:
         self._log = os.open(options.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if options.log else -1
 
     def record(self, answer: Answer, ended: str) -> None:
-        """Append what was generated; one write, so that lines of several processes never mix."""
+        """Append what was generated, once; one write, so that lines of several processes never mix."""
+        if answer.recorded:
+            return
+        answer.recorded = True
         self.prompt_total += answer.generation.prompt_tokens
         self.generated_total += answer.generated
         self.aborted_total += ended == "aborted"
@@ -178,6 +182,8 @@ async def stream(sim: Simulator, request: web.Request, answer: Answer) -> tuple[
                 await pause(sim.gap_s(plan))
             step += 1
             answer.generated += tokens
+        if event.startswith(DONE):
+            sim.record(answer, "completed")  # before anybody hears of it: whoever is killed now has said all of it
         for piece in simulation.pieces(event, plan.split):
             await response.write(piece)
             if plan.split:

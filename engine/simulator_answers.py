@@ -37,6 +37,7 @@ class Answer:
         self.logprobs = False
         self.fields: dict[str, Any] = {}
         self.generated = 0
+        self.recorded = False
 
     @classmethod
     def of(
