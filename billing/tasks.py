@@ -96,7 +96,8 @@ async def ensure_partitions(context: TaskContext) -> None:
 async def drop_usage_days(context: TaskContext) -> None:
     """Drop the usage events that the policy no longer keeps; days that must stay are told in the log."""
     keep_days = context.settings.retention.usage_days
-    _, staying, wrong = await usage_days.drop_due(context.sessions, context.clock.now(), keep_days, "policy")
+    now, anchor = context.clock.now(), anchors.load(context.settings.home)
+    _, staying, wrong = await usage_days.drop_due(context.sessions, now, keep_days, "policy", anchor=anchor)
     for one in staying:
         log.info("usage.day_stays", day=f"{one.day}", why=one.hindrance)
     if wrong is not None:

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing import day_chain, verify, verify_queries
 from billing import usage_day_queries as queries
+from billing.seals import SealHead
 from billing.verify import Finding
 from core.db import Sessions, transaction
 from core.logging import get_logger
@@ -63,9 +64,9 @@ async def _hindrance(session: AsyncSession, day: date) -> str:
 
 
 async def drop_due(
-    sessions: Sessions, now: datetime, keep_days: int, by: str
+    sessions: Sessions, now: datetime, keep_days: int, by: str, *, anchor: SealHead
 ) -> tuple[list[Dropped], list[Day], Finding | None]:
-    """Drop the days that are due, or none of them when the books are not right.
+    """Drop the days that are due, or none of them when the books are not right, also against the home's `anchor`.
 
     Returns:
         what was dropped; what is due and stays, and why; and the wrong row, if there is one.
@@ -82,7 +83,7 @@ async def drop_due(
         return [], staying, None
     async with transaction(sessions) as session:
         await verify_queries.freeze(session, read_only=False)
-        wrong = await verify.check(session)
+        wrong = await verify.check(session, anchor)
         if wrong is not None:
             return [], staying, wrong
         dropped = [await _drop(session, day, now) for day in free]

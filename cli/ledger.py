@@ -136,7 +136,9 @@ def drop_days(home: Path, keep_days: int | None) -> int:
         if not kept:
             screen.say("Usage events are kept for ever (TIDEGATE_RETENTION__USAGE_DAYS is 0).")
             return 0
-        dropped, staying, wrong = await usage_days.drop_due(sessions, SystemClock().now(), kept, "tidegate ledger")
+        dropped, staying, wrong = await usage_days.drop_due(
+            sessions, SystemClock().now(), kept, "tidegate ledger", anchor=anchors.load(home)
+        )
         if wrong is not None:
             screen.say(f"wrong: {wrong.table}: {wrong.row}: {wrong.problem}. Nothing was dropped.")
             return 1

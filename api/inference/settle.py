@@ -108,9 +108,8 @@ def make_bill(job: Job, relay: Relay, error: PlatformError | None) -> Bill | Non
     if error is CLIENT_LEFT or relay.revoked_by is not None:
         outcome = Outcome.CLIENT_ABORT
     elif error is not None:
-        code = (
-            "PREEMPTED" if relay.preempted else error.code
-        )  # refused before it was sent again: no fault of the engine
+        # one that was preempted and then refused was not sent again: no fault of the engine
+        code = "PREEMPTED" if relay.preempted else error.code
         return Bill(NOT_BILLED.get(code, UPSTREAM_ERROR))
     if events is not None:
         upstream_id, report = events.upstream_id, events.report

@@ -14,6 +14,7 @@ from billing.lots import Grant, LotSource
 from billing.metrics import poster_metrics
 from billing.posting import Posting
 from billing.price_table import VersionPrices
+from billing.seals import SealHead
 from billing.types import BillingMode, Meter, Outcome, PriceItem, PriceSchedule, UsageEvent
 from core.clock import ManualClock
 from core.db import Sessions, transaction
@@ -64,7 +65,7 @@ async def write(sessions: Sessions) -> None:
         await _decided(sessions, tenant_id)
     await _rerated(sessions, prices)
     await _seal(sessions)
-    dropped, _, wrong = await usage_days.drop_due(sessions, NOVEMBER, 40, "test")
+    dropped, _, wrong = await usage_days.drop_due(sessions, NOVEMBER, 40, "test", anchor=SealHead())
     assert ([day.events for day in dropped], wrong) == ([18, 18], None)
     await _seal(sessions)
 

@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from billing import periods, posting, quarantine, receipts, reconcile, seals, usage_day_queries, usage_days, verify
 from billing.posting import Posting
+from billing.seals import SealHead
 from billing.types import PriceSchedule, UsageEvent
 from billing.usage_days import Day, Dropped
 from core.clock import SystemClock
@@ -63,7 +64,7 @@ async def closed(sessions: Sessions) -> None:
 
 
 async def drop(sessions: Sessions, keep_days: int = 30) -> tuple[list[Dropped], list[Day], verify.Finding | None]:
-    return await usage_days.drop_due(sessions, LATER, keep_days, "test")
+    return await usage_days.drop_due(sessions, LATER, keep_days, "test", anchor=SealHead())
 
 
 async def days(sessions: Sessions) -> list[tuple[date, str]]:
@@ -111,6 +112,16 @@ async def test_one_dropped_day_of_a_transaction_that_has_two(sessions: Sessions)
     dropped, _, _ = await drop(sessions, keep)
     assert [one.day for one in dropped] == [FIRST]
     assert await found(sessions) is None
+
+
+async def test_a_chain_that_lost_what_this_home_anchored_keeps_every_day(sessions: Sessions) -> None:
+    """Whoever forges the books and takes the seals away must not have the evidence dropped for them."""
+    await books(sessions)
+    await closed(sessions)
+    lost = SealHead(9, b"9" * 32)
+    dropped, _, wrong = await usage_days.drop_due(sessions, LATER, 30, "test", anchor=lost)
+    assert (dropped, wrong and wrong.row) == ([], "seal 2")  # the first of those that are gone
+    assert await days(sessions) == [(FIRST, "closed"), (SECOND, "closed")]
 
 
 async def test_a_wrong_row_anywhere_keeps_every_day(sessions: Sessions, database_settings: Database) -> None:
