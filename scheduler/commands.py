@@ -17,7 +17,7 @@ from scheduler.types import Entitlement, Packed, Prepared
 from tenants.types import LimitMode
 
 _FOLDER = Path(__file__).resolve().parent / "scripts"
-_SHARED = ("common", "leases", "entitlements", "pace", "queue", "preempt")
+_SHARED = ("common", "leases", "entitlements", "pace", "queue", "giveback", "preempt")
 _FUNCTIONS = ("acquire", "release", "register", "recount", "tick", "heartbeat", "epoch", "caps")
 _AFTER_ACQUIRE = ("preempt", "tick", "heartbeat", "epoch", "caps")
 _HEAD = """#!lua name=tidegate_{0}
