@@ -20,6 +20,10 @@ from core.sealing import NONCE_BYTES, seal, unseal
 ENDPOINTS = frozenset({"chat", "completions", "embeddings", "tokenize"})
 LOCAL_ENGINES = frozenset({EngineKind.LLAMA_CPP, EngineKind.SIMULATOR})
 LOCAL_SCALE_MAX = 1  # one engine process for each local deployment
+SETTABLE = (  # members of a change that are taken as they are
+    *("engine_args", "default_max_tokens", "inflight_max", "waiting_max", "max_wait_s"),
+    *("fallback_model", "gpu_memory_mb", "kv_request_mb"),
+)
 
 
 async def create(
@@ -59,6 +63,8 @@ async def create(
         waiting_max=new.waiting_max,
         max_wait_s=new.max_wait_s,
         fallback_model=new.fallback_model,
+        gpu_memory_mb=new.gpu_memory_mb,
+        kv_request_mb=new.kv_request_mb,
         created_at=now,
         retired_at=None,
     )
@@ -97,7 +103,7 @@ async def update(
     base_url = check_deployment(_changed(row, desired, change))
     if change.fallback_model is not None:
         await _check_fallback(session, change.fallback_model, version.id)
-    for name in ("engine_args", "default_max_tokens", "inflight_max", "waiting_max", "max_wait_s", "fallback_model"):
+    for name in SETTABLE:
         if (value := getattr(change, name)) is not None:
             setattr(row, name, value)
     row.base_url = base_url
@@ -192,6 +198,19 @@ def _check_limits(new: NewDeployment) -> None:
         raise _invalid("max_wait_s", "It must be between 0 and 600 seconds.")
     if not 0 <= new.min_scale <= new.max_scale:
         raise _invalid("min_scale", "It must be between 0 and max_scale.")
+    _check_memory(new.gpu_memory_mb, new.kv_request_mb)
+
+
+def _check_memory(gpu_mb: int, kv_mb: int) -> None:
+    if gpu_mb < 0 or kv_mb < 0:
+        raise _invalid("gpu_memory_mb", "Memory is a whole number of MB; 0 means that it is not known.")
+    if bool(gpu_mb) != bool(kv_mb):
+        missing = "kv_request_mb" if gpu_mb else "gpu_memory_mb"
+        raise _invalid(missing, "State both gpu_memory_mb and kv_request_mb, or set both to 0: one alone says nothing.")
+    if kv_mb > gpu_mb:
+        raise _invalid(
+            "kv_request_mb", f"A request of {kv_mb:,} MB does not fit in {gpu_mb:,} MB. Are the two exchanged?"
+        )
 
 
 def _external_url(new: NewDeployment) -> str:
@@ -221,6 +240,8 @@ def _changed(row: DeploymentRow, desired: DesiredRow, change: DeploymentChange) 
         waiting_max=row.waiting_max,
         max_wait_s=row.max_wait_s,
         fallback_model=row.fallback_model,
+        gpu_memory_mb=row.gpu_memory_mb,
+        kv_request_mb=row.kv_request_mb,
         min_scale=desired.min_scale,
         max_scale=desired.max_scale,
     )
@@ -266,6 +287,8 @@ def _deployment(row: DeploymentRow, desired: DesiredRow, version: ModelVersionRo
         waiting_max=row.waiting_max,
         max_wait_s=row.max_wait_s,
         fallback_model=row.fallback_model,
+        gpu_memory_mb=row.gpu_memory_mb,
+        kv_request_mb=row.kv_request_mb,
         temperature=Temperature(desired.temperature),
         min_scale=desired.min_scale,
         max_scale=desired.max_scale,

@@ -74,6 +74,8 @@ class DeploymentRow(Base):
     waiting_max: Mapped[int]
     max_wait_s: Mapped[int]
     fallback_model: Mapped[str] = mapped_column(Text)
+    gpu_memory_mb: Mapped[int]
+    kv_request_mb: Mapped[int]
     created_at: Mapped[datetime] = mapped_column(Timestamp)
     retired_at: Mapped[datetime | None] = mapped_column(Timestamp)
 

@@ -86,6 +86,8 @@ class NewDeployment(msgspec.Struct, frozen=True):
     waiting_max: int = 256
     max_wait_s: int = 30
     fallback_model: str = ""
+    gpu_memory_mb: int = 0  # of one engine, in 10^6 bytes; with the next one the batch bound; 0: unknown
+    kv_request_mb: int = 0  # KV memory of one request as it begins
     min_scale: int = 0
     max_scale: int = 1
 
@@ -101,6 +103,8 @@ class DeploymentChange(msgspec.Struct, frozen=True):
     waiting_max: int | None = None
     max_wait_s: int | None = None
     fallback_model: str | None = None  # empty: none any more
+    gpu_memory_mb: int | None = None
+    kv_request_mb: int | None = None
     min_scale: int | None = None
     max_scale: int | None = None
 
@@ -126,6 +130,8 @@ class Deployment(msgspec.Struct, frozen=True):
     waiting_max: int
     max_wait_s: int
     fallback_model: str
+    gpu_memory_mb: int
+    kv_request_mb: int
     temperature: Temperature
     min_scale: int
     max_scale: int

@@ -249,7 +249,8 @@ class Reign:
     def _note(self, deployment_id: UUID, life: Life) -> None:
         """Put down what gateways and operators are to see."""
         record = self._backend.record(deployment_id)
-        if deployment_id not in self._deployments:  # retired: gateways have forgotten it already
+        deployment = self._deployments.get(deployment_id)
+        if deployment is None:  # retired: gateways have forgotten it already
             if life.state is ReplicaState.ABSENT:
                 self._records.note(_replica(deployment_id, life, record, self._term, 0))
             return
@@ -261,6 +262,8 @@ class Reign:
             eta_s=lifecycle.eta_s(life, self._records.loads(deployment_id), self._clock.now_us()),
             since_us=life.since_us,
             reason=life.reason,
+            gpu_memory_mb=deployment.gpu_memory_mb,
+            kv_request_mb=deployment.kv_request_mb,
         )
         published = self._bulletin.note(state)
         self._records.note(_replica(deployment_id, life, record, self._term, published.epoch))
@@ -276,6 +279,8 @@ def _outside_state(deployment: Deployment, outside: Outside) -> DeploymentState:
         eta_s=0 if serving else 5,
         since_us=outside.since_us,
         reason=outside.reason,
+        gpu_memory_mb=deployment.gpu_memory_mb,
+        kv_request_mb=deployment.kv_request_mb,
     )
 
 

@@ -24,7 +24,10 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class DeploymentState(msgspec.Struct, frozen=True):
-    """`epoch` rises with every change; `eta_s` is the time to ready that load history promises."""
+    """`epoch` rises with every change; `eta_s` is the time to ready that load history promises.
+
+    Memory is that of one engine and of one request on it, as the operator stated it; 0: unknown.
+    """
 
     deployment: str  # hex
     state: ReplicaState
@@ -33,3 +36,5 @@ class DeploymentState(msgspec.Struct, frozen=True):
     since_us: int = 0
     epoch: int = 0
     reason: str = ""
+    gpu_memory_mb: int = 0
+    kv_request_mb: int = 0

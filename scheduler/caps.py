@@ -19,7 +19,7 @@ GROWTH = 0.3  # a second, of an empty engine whose tokens are not slower; the fu
 SHRINK, SHRINK_EVERY_S = 0.9, 2.0
 LONG_S = 60.0  # what "of late" means for the time between tokens
 LOST_S, DECAY = 10.0, 0.95  # without figures for so long the caps fall, to this part each second
-HEADROOM = 1.15
+HEADROOM = 1.15  # above the seats: what is on its way to a seat, or from it. A batch bound has its own room
 
 
 class Cause(StrEnum):
@@ -30,7 +30,7 @@ class Cause(StrEnum):
     ENGINE_QUEUE = "engine_queue"  # requests wait inside the engines: less by those
     SLOWER = "slower"  # tokens come slower than of late: less
     USED = "used"  # it is used and the engines are not full: more
-    PODS = "pods"  # the pods came or went, and with them its bounds
+    PODS = "pods"  # its bounds moved: pods came or went, or their batch bound was stated anew
     UNSEEN = "unseen"  # no figures for 10 s: less
 
 
@@ -75,6 +75,11 @@ def batch_bound(gpu_gb: float, kv_gb_per_request: float) -> int:
     return max(1, int(gpu_gb * 0.8 / (kv_gb_per_request * 2)))
 
 
+def batch_bound_mb(gpu_mb: int, kv_mb: int) -> int:
+    """Return the batch bound of what a deployment states, in MB; 0 where it states nothing."""
+    return batch_bound(gpu_mb / 1000, kv_mb / 1000) if gpu_mb and kv_mb else 0
+
+
 def saturation(sample: Sample) -> float:
     """Return how full the engines are: 1 is full."""
     return fullness(sample.waiting / max(1, sample.pods), sample.kv_used)
@@ -85,10 +90,10 @@ def fullness(waiting: float, kv_used: float) -> float:
     return max(waiting / WAITING_PER_POD, kv_used / KV_FULL)
 
 
-def after(caps: Caps, sample: Sample, *, per_pod: int) -> Caps:
-    """Return the caps after a scrape. `per_pod`: the most one pod is given, by its batch bound or its seats."""
+def after(caps: Caps, sample: Sample, *, per_pod: float) -> Caps:
+    """Return the caps after a scrape. `per_pod`: the most one pod is given, its batch bound or its seats and some."""
     pods = max(1, sample.pods)
-    most = max(1.0, pods * per_pod * HEADROOM)
+    most = max(1.0, pods * per_pod)
     itl, long = caps.itl_s, caps.itl_long_s
     if sample.itl_s > 0:
         itl = itl + (sample.itl_s - itl) * SMOOTHING if itl > 0 else sample.itl_s
@@ -144,11 +149,11 @@ def _tokens(before: float, sample: Sample) -> float:
     return fits if before <= 0 else before + (fits - before) * TOKEN_SMOOTHING
 
 
-def unseen(caps: Caps, now_s: float, *, pods: int, per_pod: int) -> Caps:
+def unseen(caps: Caps, now_s: float, *, pods: int, per_pod: float) -> Caps:
     """Return the caps when no scrape came: as they are at first, falling to half of what the pods hold after 10 s."""
     if now_s - caps.sampled_at_s < LOST_S:
         return msgspec.structs.replace(caps, cause=None)
-    floor = max(1.0, pods * per_pod * HEADROOM / 2)
+    floor = max(1.0, pods * per_pod / 2)
     requests = max(min(floor, caps.requests), caps.requests * DECAY)
     cause = Cause.UNSEEN if requests < caps.requests else None
     return msgspec.structs.replace(caps, requests=requests, cause=cause)

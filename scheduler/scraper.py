@@ -42,12 +42,19 @@ class Reading(msgspec.Struct, frozen=True):
 class _Followed:
     """One deployment: its caps, and what its engines said last."""
 
-    def __init__(self, requests: float) -> None:
+    def __init__(self, requests: float, bound: int) -> None:
         self.caps = caps.Caps(requests=requests)
+        self.bound = bound  # of one pod by its memory; 0: unknown
         self.before: dict[str, EngineFigures] = {}
         self.preemptions = 0
         self.looked_at_s = -math.inf
         self.looks: dict[Tier, deque[dict[bytes, float]]] = {tier: deque(maxlen=fairness.LOOKS) for tier in Tier}
+
+    def rebound(self, bound: int, pods: int) -> None:
+        """Begin at the batch bound again when it was stated anew."""
+        if bound and bound != self.bound:
+            self.caps = msgspec.structs.replace(self.caps, requests=float(pods * bound))
+        self.bound = bound
 
     def sample(self, figures: dict[str, EngineFigures], *, inflight: int, tokens: float, now_s: float) -> caps.Sample:
         """Put the readings of all replicas together. A replica that started anew counts from 0."""
@@ -79,7 +86,7 @@ class Scraper:
         client: the connection to Valkey.
         holder: this process's name.
         clock: its monotonic time dates samples.
-        seats: the most requests one engine is given, until its own figures say less.
+        seats: the most requests one engine is given where its batch bound is unknown, until its own figures say less.
         registry: for the gauges of caps and saturation.
         ask: how an engine is asked.
     """
@@ -166,20 +173,21 @@ class Scraper:
     async def _follow(self, state: DeploymentState, epoch: bytes) -> None:
         figures = await self._read(state.endpoints)
         now_s, deployment = self._clock.monotonic(), state.deployment
-        pods = len(state.endpoints)
+        pods, bound = len(state.endpoints), caps.batch_bound_mb(state.gpu_memory_mb, state.kv_request_mb)
+        per_pod = bound or self._seats * caps.HEADROOM
         followed = self._followed.get(deployment)
         if not figures:
             if followed is None:  # it has never said anything of itself: an external server, say
                 return
-            followed.caps = caps.unseen(followed.caps, now_s, pods=pods, per_pod=self._seats)
+            followed.caps = caps.unseen(followed.caps, now_s, pods=pods, per_pod=per_pod)
         else:
             load = parse_load(await self._client.call("GET", keyspace.PREFIX + "m:" + deployment))
             if followed is None:
                 runs = load.inflight - sum(said.waiting for said in figures.values())
-                seats = min(float(pods * self._seats), float(max(pods * SEATS_AT_FIRST, runs)))
-                followed = self._followed[deployment] = _Followed(seats)
+                followed = self._followed[deployment] = _Followed(self._at_first(pods, bound, runs), bound)
+            followed.rebound(bound, pods)
             sample = followed.sample(figures, inflight=load.inflight, tokens=load.tokens, now_s=now_s)
-            followed.caps = caps.after(followed.caps, sample, per_pod=self._seats)
+            followed.caps = caps.after(followed.caps, sample, per_pod=per_pod)
             self._waiting.labels(deployment).set(sample.waiting)
             queued = {Tier.BATCH: load.waiting_batch, Tier.STANDARD: load.waiting_standard}
             queued[Tier.PRIORITY] = load.waiting - sum(queued.values())
@@ -196,6 +204,12 @@ class Scraper:
         self._tokens.labels(deployment).set(followed.caps.tokens)
         self._saturation.labels(deployment).set(followed.caps.saturation)
         await self._client.send(commands.caps_call(deployment, followed.caps, epoch=epoch))
+
+    def _at_first(self, pods: int, bound: int, runs: int) -> float:
+        """Return the cap to begin with: by memory where that is stated, else few seats, or as many as are taken."""
+        if bound:
+            return float(pods * bound)
+        return float(min(pods * self._seats, max(pods * SEATS_AT_FIRST, runs)))
 
     async def _look(self, deployment: str, followed: _Followed, queued: dict[Tier, int]) -> None:
         """Note how far the tenants that wait have been served, and show how evenly."""

@@ -22,6 +22,7 @@ from core.ids import IdKind, format_id, parse_id
 from core.pagination import page_in_memory
 from core.resp import RespError, RespUnavailable
 from knative.types import DeploymentState
+from scheduler import caps
 from tenants import entitlements
 
 router = APIRouter(route_class=GuardedRoute, tags=["deployments"])
@@ -45,6 +46,19 @@ FallbackName = Annotated[
         description="Public name of the model that serves what this one has no capacity for, to callers that agree to "
         "it (`X-Tidegate-Fallback: allow`), at its own price. Empty: none.",
     ),
+]
+GpuMemory = Annotated[
+    int,
+    Field(
+        ge=0,
+        le=10_000_000,
+        description="Memory of one engine's accelerators in MB (80 GB: 80000). With `kv_request_mb` it gives the batch "
+        "bound; 0: unknown. State both or none.",
+    ),
+]
+RequestMemory = Annotated[
+    int,
+    Field(ge=0, le=10_000_000, description="KV memory of one request as it begins, in MB (1.2 GB: 1200). 0: unknown."),
 ]
 Arguments = Annotated[
     dict[Annotated[str, StringConstraints(max_length=64)], str | int | float | bool | None],
@@ -81,6 +95,8 @@ class DeploymentIn(_WithCredential):
     waiting_max: Caps = 256
     max_wait_s: WaitSeconds = 30
     fallback_model: FallbackName = ""
+    gpu_memory_mb: GpuMemory = 0
+    kv_request_mb: RequestMemory = 0
     min_scale: Scale = 0
     max_scale: Scale = 1
 
@@ -95,6 +111,8 @@ class DeploymentPatch(_WithCredential):
     waiting_max: Caps | None = None
     max_wait_s: WaitSeconds | None = None
     fallback_model: FallbackName | None = None
+    gpu_memory_mb: GpuMemory | None = None
+    kv_request_mb: RequestMemory | None = None
     min_scale: Scale | None = None
     max_scale: Scale | None = None
 
@@ -118,6 +136,12 @@ class DeploymentOut(Output):
     waiting_max: int
     max_wait_s: int
     fallback_model: str
+    gpu_memory_mb: int
+    kv_request_mb: int
+    batch_bound: int = Field(
+        description="Requests one engine is given at most, by its memory: GPU x 0.8 / (request x 2). 0: unknown, its "
+        "seats rule."
+    )
     temperature: str
     min_scale: int
     max_scale: int
@@ -163,6 +187,9 @@ def _out(found: Deployment, state: DeploymentState | None) -> DeploymentOut:
         waiting_max=found.waiting_max,
         max_wait_s=found.max_wait_s,
         fallback_model=found.fallback_model,
+        gpu_memory_mb=found.gpu_memory_mb,
+        kv_request_mb=found.kv_request_mb,
+        batch_bound=caps.batch_bound_mb(found.gpu_memory_mb, found.kv_request_mb),
         temperature=found.temperature.value,
         min_scale=found.min_scale,
         max_scale=found.max_scale,
@@ -189,6 +216,8 @@ def _new(body: DeploymentIn) -> NewDeployment:
         waiting_max=body.waiting_max,
         max_wait_s=body.max_wait_s,
         fallback_model=body.fallback_model,
+        gpu_memory_mb=body.gpu_memory_mb,
+        kv_request_mb=body.kv_request_mb,
         min_scale=body.min_scale,
         max_scale=body.max_scale,
     )

@@ -20,6 +20,7 @@ from catalog.types import Deployment, DeploymentChange, DeploymentKind, EngineKi
 from core import db, keyspace
 from core.clock import ManualClock, SystemClock
 from core.errors import PlatformError
+from core.load import LAYOUT
 from core.resp import RespClient
 from core.settings import Database
 from engine import launcher, processes, simulator
@@ -31,6 +32,8 @@ from knative.local import LocalBackend, Record
 from knative.queries import LEADER_LOCK
 from knative.types import DeploymentState, ReplicaState
 from knative.wake import READY, StateFeed
+from scheduler import commands
+from scheduler.scraper import Scraper
 from tests.factories.catalog import NOW, SEALING_KEY, deploy
 from tests.factories.scheduler import load_text
 from tests.waiting import until
@@ -327,3 +330,39 @@ async def test_an_external_server_is_offered_while_it_is_well(stage: Stage) -> N
     failed = await stage.reach(deployment_id, ReplicaState.FAILED, step_s=0.2)
     assert "cannot be reached" in failed.reason
     assert failed.endpoints == ()
+
+
+async def test_the_memory_that_an_operator_states_becomes_the_cap_in_valkey(stage: Stage) -> None:
+    """80 GB and 1.2 GB: 26, whether the engine is a server elsewhere or one of ours, from the start or changed."""
+    server = await simulator.serve(Options(), SystemClock())
+    host, port = server.addresses[0][:2]
+    try:
+        await stage.begin()
+        outside = await deploy(
+            stage.sessions,
+            "outside",
+            kind=DeploymentKind.EXTERNAL,
+            engine=EngineKind.OPENAI,
+            base_url=f"http://{host}:{port}",
+            gpu_memory_mb=80_000,
+            kv_request_mb=1_200,
+        )
+        local = await deploy(stage.sessions, "local", min_scale=1)
+        for deployment in (outside, local):
+            await stage.reach(deployment, ReplicaState.READY, step_s=0.1)
+        await stage.change(local, DeploymentChange(gpu_memory_mb=80_000, kv_request_mb=1_200))
+
+        async def told() -> bool:
+            seen = [stage.feed.current(deployment) for deployment in (outside, local)]
+            return all(state is not None and state.kv_request_mb == 1_200 for state in seen)
+
+        await until(told)
+        await stage.client.call("FUNCTION", "LOAD", "REPLACE", commands.LIBRARY)
+        await stage.client.call("SET", keyspace.EPOCH, "e")
+        scraper = Scraper(stage.client, holder="s", clock=SystemClock(), seats=256, registry=CollectorRegistry())
+        await scraper.turn()
+        for deployment in (outside, local):
+            load = await stage.client.call("GET", keyspace.deployment(deployment))
+            assert LAYOUT.unpack(load)[5] == 26.0
+    finally:
+        await server.cleanup()

@@ -263,7 +263,7 @@ def simulate(
                 tokens=load[3],
             )
             steps_before, tokens_before, decoding_s = engine.steps, engine.generated_total, 0.0
-            state = caps.after(state, sample, per_pod=per_pod)
+            state = caps.after(state, sample, per_pod=per_pod * caps.HEADROOM)
             scripts.set_caps(model, state)
             world.trail.append(
                 (now, state.requests, state.tokens, state.saturation, load[0], load[1], sample.kv_used, sample.waiting)

@@ -102,6 +102,9 @@ async def test_deployments_that_cannot_work_are_named(admin: Client) -> None:
         ({"endpoints": ["chat", "dance"]}, "endpoints"),
         ({"kind": "knative", "base_url": "", "credential": None}, "kind"),
         ({"min_scale": 3, "max_scale": 1}, "min_scale"),
+        ({"gpu_memory_mb": 80_000}, "kv_request_mb"),
+        ({"kv_request_mb": 1_200}, "gpu_memory_mb"),
+        ({"gpu_memory_mb": 1_200, "kv_request_mb": 80_000}, "kv_request_mb"),
     ):
         answer = await admin.post(f"{ADMIN}/deployments", _external(version["id"], **wrong))
         assert (answer.status_code, answer.json().get("param")) == (400, param), wrong
@@ -115,6 +118,23 @@ async def test_deployments_that_cannot_work_are_named(admin: Client) -> None:
     for _ in range(2):
         last = await admin.post(f"{ADMIN}/deployments", _external(version["id"]))
     assert (last.status_code, last.json()["code"]) == (409, "NAME_TAKEN")
+
+
+async def test_memory_that_is_stated_gives_the_batch_bound(admin: Client) -> None:
+    """80 GB x 0.8 over 1.2 GB x 2 is 26.67. Both are stated or none, also by a change."""
+    version = await _version(admin)
+    plain = (await admin.post(f"{ADMIN}/deployments", _external(version["id"], name="plain"))).json()
+    assert (plain["gpu_memory_mb"], plain["kv_request_mb"], plain["batch_bound"]) == (0, 0, 0)
+    stated = {"gpu_memory_mb": 80_000, "kv_request_mb": 1_200}
+    made = (await admin.post(f"{ADMIN}/deployments", _external(version["id"], **stated))).json()
+    assert made["batch_bound"] == 26
+    path = f"{ADMIN}/deployments/{made['id']}"
+    half = await admin.patch(path, {"gpu_memory_mb": 0})
+    assert (half.status_code, half.json()["param"]) == (400, "gpu_memory_mb")
+    assert (await admin.patch(path, {"kv_request_mb": -1})).status_code == 422
+    assert (await admin.patch(path, {"kv_request_mb": 1_600})).json()["batch_bound"] == 20
+    assert (await admin.patch(path, {"gpu_memory_mb": 0, "kv_request_mb": 0})).json()["batch_bound"] == 0
+    assert (await admin.get(f"{ADMIN}/deployments/{plain['id']}")).json()["batch_bound"] == 0
 
 
 async def test_names_lead_to_versions_and_back(admin: Client, sessions: db.Sessions) -> None:

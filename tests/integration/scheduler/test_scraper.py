@@ -70,10 +70,10 @@ def scraper(fleet: Fleet, holder: str = "c1", registry: CollectorRegistry | None
     )
 
 
-async def deploy(fleet: Fleet, *urls: str) -> str:
-    deployment = uuid4().hex
+async def deploy(fleet: Fleet, *urls: str, deployment: str = "", gpu_mb: int = 0, kv_mb: int = 0) -> str:
+    deployment = deployment or uuid4().hex
     endpoints = tuple(Endpoint(f"r{n}", url) for n, url in enumerate(urls))
-    state = DeploymentState(deployment, ReplicaState.READY, endpoints)
+    state = DeploymentState(deployment, ReplicaState.READY, endpoints, gpu_memory_mb=gpu_mb, kv_request_mb=kv_mb)
     await fleet.client.call("HSET", keyspace.STATE, deployment, msgspec.json.encode(state))
     return deployment
 
@@ -102,6 +102,28 @@ async def test_an_engine_of_which_nothing_is_known_gets_few_seats(fleet: Fleet, 
     engine.say(kv=0.1)
     await one.turn()
     assert await caps(fleet, deployment) == (32.0, 0.0, 0.1 / 0.9)
+
+
+async def test_a_stated_memory_is_where_the_cap_begins_and_what_it_never_passes(fleet: Fleet, engine: Engine) -> None:
+    """80 GB and 1.2 GB a request: 26 for each engine, however empty it says it is."""
+    await fleet.replica()
+    one = scraper(fleet)
+    deployment = await deploy(fleet, engine.url, engine.url, gpu_mb=80_000, kv_mb=1_200)
+    await fleet.client.call("SET", keyspace.PREFIX + "m:" + deployment, load_text(inflight=52))
+    engine.say(kv=0.1, itl=(2.0, 100))
+    for _ in range(3):
+        await one.turn()
+        assert (await caps(fleet, deployment))[0] == 52.0
+        fleet.clock.advance(1)
+    await deploy(fleet, engine.url, deployment=deployment, gpu_mb=80_000, kv_mb=1_600)
+    await one.turn()
+    assert (await caps(fleet, deployment))[0] == 20.0  # one engine, and stated anew
+    await deploy(fleet, engine.url, deployment=deployment, gpu_mb=80_000, kv_mb=1_200)
+    await one.turn()
+    assert (await caps(fleet, deployment))[0] == 26.0
+    await deploy(fleet, engine.url, deployment=deployment)
+    await one.turn()
+    assert 26.0 < (await caps(fleet, deployment))[0] < 40.0  # unknown again: it goes by the figures
 
 
 async def test_who_takes_over_begins_at_what_the_engine_works_on(fleet: Fleet, engine: Engine) -> None:

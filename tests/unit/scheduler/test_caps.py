@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.caps import HEADROOM, Caps, Cause, Sample, after, batch_bound, saturation, unseen
+from scheduler.caps import Caps, Cause, Sample, after, batch_bound, saturation, unseen
 
 
 def sample(**values: float) -> Sample:
@@ -73,7 +73,7 @@ def test_without_figures_it_stays_and_then_falls_to_half() -> None:
     fallen = state
     for _ in range(100):
         fallen = unseen(fallen, 111.0, pods=1, per_pod=64)
-    assert fallen.requests == pytest.approx(64 * HEADROOM / 2)
+    assert fallen.requests == pytest.approx(32)
 
 
 @given(
@@ -95,7 +95,7 @@ def test_it_is_always_within_bounds(
         preemptions += preempted
         said = Sample(float(second), pods, waiting, kv, preemptions, itl, inflight, tokens)
         state = after(state, said, per_pod=per_pod)
-        assert pods <= state.requests <= pods * per_pod * HEADROOM
+        assert pods <= state.requests <= pods * per_pod
         assert state.most >= 1
         assert state.tokens >= 0
         assert state.saturation == saturation(said)
