@@ -3,6 +3,7 @@
 A gateway lets one request of a key run at a time. When what it goes by is lost (Valkey was emptied, a gateway died
 before it could say how its request ended) a repeat may run too. Its event carries the same digest, so it is met here:
 the first one posted is billed, the others are kept as `repeat` and cost nothing; the platform bears what they used.
+The digest is of key and body: another body under the key is another request, and billed.
 """
 
 from collections.abc import Iterable, Sequence

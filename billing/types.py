@@ -124,7 +124,7 @@ class UsageEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     upstream_id: str = ""
     quarantine: str = ""  # why it must not be billed automatically, e.g. a negative part in the engine's usage
     raw_usage: str = ""  # the engine's own usage object, when it went to quarantine
-    idempotency: bytes = b""  # digest of the idempotency key and whose it is, 16 bytes; empty without one
+    idempotency: bytes = b""  # digest of idempotency key, whose it is, and body, 16 bytes; empty without one
     preemptions: int = 0  # how often its place went to a higher tier
     waste_tokens: int = 0  # of its prompt, in the engine calls that were ended for it: the platform's, never charged
     waste_us: int = 0  # how long those calls ran

@@ -53,6 +53,7 @@ async def claim(gateway: Gateway, job: Job, request: Request, client: Client, ke
         principal.project_id,
         claims.day_of(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=now_us)),
     )
+    mine.bill = _bill(mine.digest, request.body, gateway)
     known, answer = gateway.claims, None
     if known is None:
         raise _away()
@@ -164,6 +165,15 @@ def _digest(text: bytes) -> bytes:
 def _fingerprint(body: bytes, pepper: bytes) -> str:
     """Keyed, so that what is kept of a short prompt does not give it away."""
     return hashlib.blake2b(body, digest_size=16, key=pepper).hexdigest()
+
+
+def _bill(digest: bytes, body: bytes, gateway: Gateway) -> bytes:
+    """What the poster bills once: this body under this key. Another body is another request, also when Valkey forgot.
+
+    Under the oldest pepper, which gateways share while they are restarted one by one with a new one.
+    """
+    oldest = (gateway.pepper, *gateway.previous_peppers)[-1]
+    return hashlib.blake2b(digest + body, digest_size=16, key=oldest, person=b"tg-bill-once").digest()
 
 
 def _same(holder: Holder, request: Request, gateway: Gateway) -> bool:

@@ -105,7 +105,10 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Claim(msgspec.Struct):
-    """One request's hold of a key. `answered` once it ended well: then its answer may be kept."""
+    """One request's hold of a key. `answered` once it ended well: then its answer may be kept.
+
+    `bill` goes with the usage event: 16 bytes of key and body, of which the poster bills one.
+    """
 
     digest: bytes
     request_id: str
@@ -113,6 +116,7 @@ class Claim(msgspec.Struct):
     tenant_id: UUID
     project_id: UUID
     day: str
+    bill: bytes = b""
     answered: bool = False
 
 

@@ -187,7 +187,7 @@ def record(gateway: Gateway, job: Job, bill: Bill, status: int) -> Any:
         bill.upstream_id,
         bill.quarantine,
         bill.raw_usage,
-        job.claim.digest if job.claim is not None else b"",
+        job.claim.bill if job.claim is not None else b"",
         *(preempted(gateway, job, bill, grant.preempted) if grant is not None and grant.preempted else NEVER),
         grant.wait if grant is not None else None,
     )

@@ -63,14 +63,14 @@ class Site:
     valkey: RespClient
     spool_dir: Path
 
-    async def send(self, gateway: Process) -> httpx.Response:
+    async def send(self, gateway: Process, body: Any = BODY) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.seeded.customer.secret}", "Idempotency-Key": "order 7"}
         async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=30) as client:
-            return await client.post(CHAT, json=BODY)
+            return await client.post(CHAT, json=body)
 
-    async def send_until_decided(self) -> httpx.Response:
+    async def send_until_decided(self, body: Any = BODY) -> httpx.Response:
         """Repeat as a caller does, until the answer is no 'come back'."""
-        while (answer := await self.send(self.living)).status_code in {409, 503}:
+        while (answer := await self.send(self.living, body)).status_code in {409, 503}:
             if answer.status_code == 409 and answer.json()["error"]["code"] != "IDEMPOTENCY_IN_PROGRESS":
                 break
         return answer
@@ -144,6 +144,16 @@ async def test_valkey_emptied_between_two(site: Site) -> None:
     assert again.status_code == 200
     assert await site.posted(2) == COST
     assert await site.outcomes() == [Outcome.COMPLETED, Outcome.REPEAT]  # whichever is posted first
+
+
+@pytest.mark.parametrize("site", [""], indirect=True)
+async def test_valkey_emptied_between_two_of_which_the_second_is_another_request(site: Site) -> None:
+    assert (await site.send(site.dying)).status_code == 200  # it does not, in this test
+    await site.valkey.call("FLUSHALL")
+    other = {"model": "sim", "messages": [{"role": "user", "content": "[[sim n=200 p=2105]] and more"}]}
+    assert (await site.send_until_decided(other)).status_code == 200
+    assert await site.posted(2) == 2 * COST
+    assert await site.outcomes() == [Outcome.COMPLETED, Outcome.COMPLETED]
 
 
 # ---- the official SDK

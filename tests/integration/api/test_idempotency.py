@@ -225,8 +225,9 @@ async def test_an_answer_put_in_the_place_of_another_tenants_does_not_open(site:
     site.admit(site.key, keep_answers=True)
     theirs = site.admit(tenant_id=new_uuid(), project_id=new_uuid(), key_id=new_uuid(), keep_answers=True)
     await site.send("k")
+    (mine,) = await site.valkey.call("KEYS", "{tg}:kept:*")
     await site.send("k", key=theirs)
-    mine, other = (keyspace.kept(event.idempotency) for event in site.events)
+    (other,) = set(await site.valkey.call("KEYS", "{tg}:kept:*")) - {mine}
     await site.valkey.call("SET", other, await site.valkey.call("GET", mine))
     assert _refused(await site.send("k", key=theirs)) == (409, "IDEMPOTENCY_KEY_USED")
 
@@ -300,6 +301,28 @@ async def test_valkey_emptied_between_two_leaves_the_poster_what_it_needs(site: 
     first, second = site.events
     assert first.idempotency == second.idempotency
     assert first.id != second.id
+
+
+async def test_another_body_after_valkey_was_emptied_is_another_bill(site: Site) -> None:
+    """Nobody knows that the key was used, so both are answered; as the repeat of the first it would be free."""
+    assert (await site.send("k")).status_code == 200
+    await site.valkey.call("FLUSHALL")
+    assert (await site.send("k", chat(PROMPT + "!"), at=1)).status_code == 200
+    assert (await site.send("k", at=1)).json()["error"]["code"] == "IDEMPOTENCY_KEY_REUSED"
+    first, second = site.events
+    assert first.idempotency != second.idempotency
+    assert (first.amount_pico, second.amount_pico) == (ONE, ONE)
+
+
+async def test_a_pepper_that_turns_leaves_one_bill(site: Site) -> None:
+    """Between the first gateway's restart with the new pepper and the last one's, a repeat of either is known."""
+    site.rigs[0].gateway.previous_peppers = (PEPPER,)
+    site.rigs[0].gateway.pepper = b"n" * 32
+    assert (await site.send("k")).status_code == 200
+    await site.valkey.call("FLUSHALL")
+    assert (await site.send("k", at=1)).status_code == 200
+    first, second = site.events
+    assert first.idempotency == second.idempotency
 
 
 @pytest.mark.parametrize("tokens", [0, 3])
