@@ -19,7 +19,7 @@ from core.sealing import NONCE_BYTES, seal, unseal
 
 ENDPOINTS = frozenset({"chat", "completions", "embeddings", "tokenize"})
 LOCAL_ENGINES = frozenset({EngineKind.LLAMA_CPP, EngineKind.SIMULATOR})
-LOCAL_SCALE_MAX = 1  # one engine process for each local deployment
+LOCAL_SCALE_MAX = 16  # engine processes of one local deployment
 SETTABLE = (  # members of a change that are taken as they are
     *("engine_args", "default_max_tokens", "inflight_max", "waiting_max", "max_wait_s"),
     *("fallback_model", "gpu_memory_mb", "kv_request_mb"),
@@ -174,7 +174,7 @@ def check_deployment(new: NewDeployment) -> str:
     if new.engine not in LOCAL_ENGINES:
         raise _invalid("engine", f"A local deployment runs one of {', '.join(sorted(LOCAL_ENGINES))}.")
     if new.max_scale > LOCAL_SCALE_MAX:
-        raise _invalid("max_scale", f"A local deployment has at most {LOCAL_SCALE_MAX} engine.")
+        raise _invalid("max_scale", f"A local deployment has at most {LOCAL_SCALE_MAX} engines.")
     return ""
 
 

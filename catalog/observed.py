@@ -23,9 +23,9 @@ async def remove_replica(session: AsyncSession, replica_id: UUID, *, term: int) 
     await queries.delete_replica(session, replica_id, term)
 
 
-async def remove_replicas(session: AsyncSession, deployment_id: UUID, *, term: int) -> None:
-    """Forget every replica of a deployment that no later term wrote."""
-    await queries.delete_replicas(session, deployment_id, term)
+async def remove_seat(session: AsyncSession, deployment_id: UUID, index: int, *, term: int) -> None:
+    """Forget whichever replica had this index, unless a later term wrote it."""
+    await queries.delete_seat(session, deployment_id, index, term)
 
 
 async def list_replicas(session: AsyncSession, deployment_id: UUID | None = None) -> list[ObservedReplica]:

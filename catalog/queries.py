@@ -155,8 +155,12 @@ async def delete_replica(session: AsyncSession, replica_id: UUID, term: int) -> 
     await session.execute(delete(ReplicaRow).where(ReplicaRow.id == replica_id, ReplicaRow.term <= term))
 
 
-async def delete_replicas(session: AsyncSession, deployment_id: UUID, term: int) -> None:
-    await session.execute(delete(ReplicaRow).where(ReplicaRow.deployment_id == deployment_id, ReplicaRow.term <= term))
+async def delete_seat(session: AsyncSession, deployment_id: UUID, index: int, term: int) -> None:
+    await session.execute(
+        delete(ReplicaRow).where(
+            ReplicaRow.deployment_id == deployment_id, ReplicaRow.index == index, ReplicaRow.term <= term
+        )
+    )
 
 
 async def insert_load(session: AsyncSession, deployment_id: UUID, load_ms: int, now: datetime, keep: int) -> None:

@@ -2,7 +2,7 @@
 
 The command is a pure function of the deployment, so a bad `engine_args` is refused when it is written, not when it is
 run. An engine holds a lock on its lock file for as long as it lives (the open file is inherited), so there is at most
-one engine of a deployment on a host, whatever happens to the controllers that start it.
+one engine of a seat on a host, whatever happens to the controllers that start it.
 """
 
 import fcntl

@@ -27,6 +27,7 @@ class Policy(msgspec.Struct, frozen=True):
     attempts_max: int = 5
     retry_failed_us: int = 10 * SECOND_US  # a failed one is tried once more on a wake, at most this often
     stable_us: int = 60 * SECOND_US  # ready for so long forgives earlier failures
+    scale_up_us: int = 2 * SECOND_US  # somebody waits for so long although all engines serve: one more
     bad_probes_max: int = 5  # unanswered probes in a row after which a ready engine counts as hung
 
 
@@ -36,6 +37,7 @@ class Facts(msgspec.Struct, frozen=True):
     wanted: bool  # the deployment exists and may have an engine
     alive: bool  # a process of it runs
     hot: bool = False
+    surplus: bool = False  # others serve what there is to do
     stale: bool = False  # the process runs with other arguments than are desired now
     woken: bool = False
     healthy: bool | None = None
@@ -121,7 +123,7 @@ def _loading(life: Life, facts: Facts, policy: Policy, now_us: int) -> Step:
 def _waiting_to_retry(life: Life, facts: Facts, now_us: int) -> Step:
     if facts.alive:
         return life, Action.KILL  # the one that failed has not ended yet
-    if not facts.wanted:
+    if not facts.wanted or facts.surplus:
         return Life(since_us=now_us), Action.NONE
     if now_us >= life.retry_at_us:
         return _start(now_us, life.attempts)
@@ -143,7 +145,7 @@ def _failure(life: Life, reason: str, policy: Policy, now_us: int) -> Step:
 def _failed(life: Life, facts: Facts, policy: Policy, now_us: int) -> Step:
     if facts.alive:
         return life, Action.KILL
-    if not facts.wanted or facts.stale:
+    if not facts.wanted or facts.stale or facts.surplus:
         return Life(since_us=now_us), Action.NONE
     if (facts.hot or facts.woken) and now_us >= life.retry_at_us:
         return _start(now_us, policy.attempts_max - 1)
@@ -160,7 +162,7 @@ def _serving(life: Life, facts: Facts, policy: Policy, now_us: int) -> Step:
         life = msgspec.structs.replace(life, bad_probes=0 if facts.healthy else life.bad_probes + 1)
     if life.bad_probes >= policy.bad_probes_max:
         return _failure(life, "the engine stopped answering", policy, now_us)[0], Action.KILL
-    if not facts.wanted or facts.stale:
+    if not facts.wanted or facts.stale or facts.surplus:
         return Life(ReplicaState.DRAINING, since_us=now_us), Action.NONE
     active_us = _active_us(life, facts, now_us)
     quiet_us = now_us - active_us

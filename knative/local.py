@@ -1,7 +1,8 @@
 """Engines as processes of this host: children of the controller, or adopted from an earlier one.
 
-Beside each engine lie its lock (held by the engine itself, see engine.launcher), its record (pid, start time, address,
-what it was started for) and its log, in ``<home>/run/engines``. A successor after a crash finds them there.
+There is one for each seat. Beside each lie its lock (held by the engine itself, see engine.launcher), its record (pid,
+start time, address, what it was started for) and its log, in ``<home>/run/engines``. A successor after a crash finds
+them there.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from catalog.types import Deployment
 from core.errors import PlatformError
 from core.ids import new_uuid
 from engine import launcher, processes
+from knative.types import Seat, parse_seat
 
 STOP_POLL_S = 0.02
 
@@ -45,65 +47,64 @@ def fingerprint(deployment: Deployment) -> str:
 
 
 class LocalBackend:
-    """The engines of this host, by deployment."""
+    """The engines of this host, by seat."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._records: dict[UUID, Record] = {}
-        self._children: dict[UUID, subprocess.Popen[bytes]] = {}
-        self._notes: dict[UUID, str] = {}  # why the last start did not work, until somebody looks
+        self._records: dict[Seat, Record] = {}
+        self._children: dict[Seat, subprocess.Popen[bytes]] = {}
+        self._notes: dict[Seat, str] = {}  # why the last start did not work, until somebody looks
 
-    def adopt(self) -> list[UUID]:
-        """Take over the engines that run already; returns their deployments. Records of dead ones are removed."""
+    def adopt(self) -> list[Seat]:
+        """Take over the engines that run already; returns their seats. Records of dead ones are removed."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in sorted(self._folder.glob("*.lock")):
             try:
-                deployment_id = UUID(hex=path.stem)
+                seat = parse_seat(path.stem)
             except ValueError:
                 continue
-            if deployment_id in self._records:
+            if seat in self._records:
                 continue
             lock = launcher.take_lock(path)
             if lock is not None:
                 os.close(lock)  # no engine has it
-                self._path(deployment_id, "json").unlink(missing_ok=True)
-            elif (record := self._find(deployment_id)) is not None:
-                self._records[deployment_id] = record
+                self._path(seat, "json").unlink(missing_ok=True)
+            elif (record := self._find(seat)) is not None:
+                self._records[seat] = record
         return sorted(self._records)
 
-    def record(self, deployment_id: UUID) -> Record | None:
-        return self._records.get(deployment_id)
+    def record(self, seat: Seat) -> Record | None:
+        return self._records.get(seat)
 
-    def look(self, deployment_id: UUID) -> tuple[bool, str]:
+    def look(self, seat: Seat) -> tuple[bool, str]:
         """Return whether the engine runs and, if it ended or could not be started since the last look, how or why."""
-        record = self._records.get(deployment_id)
+        record = self._records.get(seat)
         if record is None:
-            return False, self._notes.pop(deployment_id, "")
-        child = self._children.get(deployment_id)
+            return False, self._notes.pop(seat, "")
+        child = self._children.get(seat)
         status = child.poll() if child is not None else None
         if status is None and processes.is_alive(record.pid, record.started_ms):
             return True, ""
         if status is None and child is not None:
             status = child.poll()  # it ended between the two looks: only now is its status there
-        self._children.pop(deployment_id, None)
-        del self._records[deployment_id]
-        self._path(deployment_id, "json").unlink(missing_ok=True)
+        self._children.pop(seat, None)
+        del self._records[seat]
+        self._path(seat, "json").unlink(missing_ok=True)
         return False, _ending(status)
 
-    def start(self, deployment: Deployment) -> None:
+    def start(self, seat: Seat, deployment: Deployment) -> None:
         """Start the engine; when that does not work, the next look says why."""
-        if reason := self._try_to_start(deployment):
-            self._notes[deployment.id] = reason
+        if reason := self._try_to_start(seat, deployment):
+            self._notes[seat] = reason
 
-    def _try_to_start(self, deployment: Deployment) -> str:
-        name = deployment.id.hex
-        lock_path = self._path(deployment.id, "lock")
+    def _try_to_start(self, seat: Seat, deployment: Deployment) -> str:
+        lock_path = self._path(seat, "lock")
         lock = launcher.take_lock(lock_path)
         if lock is None:
-            return "an engine of this deployment runs already on this host"
+            return "an engine of this seat runs already on this host"
         try:
-            launch = launcher.plan_launch(deployment, launcher.choose_listen(self._folder, name), str(lock_path))
-            child = launcher.spawn(launch, lock, self._path(deployment.id, "log"))
+            launch = launcher.plan_launch(deployment, launcher.choose_listen(self._folder, seat.name), str(lock_path))
+            child = launcher.spawn(launch, lock, self._path(seat, "log"))
         except PlatformError as problem:
             return problem.message
         except OSError as problem:
@@ -112,51 +113,51 @@ class LocalBackend:
             os.close(lock)
         since = processes.started_ms(child.pid) or 0
         record = Record(new_uuid(), launch.url, child.pid, since, fingerprint(deployment))
-        self._children[deployment.id], self._records[deployment.id] = child, record
-        self._write(deployment.id, record)
+        self._children[seat], self._records[seat] = child, record
+        self._write(seat, record)
         return ""
 
     def trim_logs(self) -> None:
         """Keep the engines' logs bounded."""
-        for deployment_id in self._records:
-            launcher.trim_log(self._path(deployment_id, "log"))
+        for seat in self._records:
+            launcher.trim_log(self._path(seat, "log"))
 
-    def send(self, deployment_id: UUID, number: signal.Signals) -> None:
-        if (record := self._records.get(deployment_id)) is not None:
+    def send(self, seat: Seat, number: signal.Signals) -> None:
+        if (record := self._records.get(seat)) is not None:
             processes.send(record.pid, record.started_ms, number)
 
     async def end_all(self, timeout_s: float) -> None:
         """SIGTERM to every engine, and SIGKILL to those that do not end in time."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for deployment_id in list(self._records):
-                self.send(deployment_id, number)
+            for seat in list(self._records):
+                self.send(seat, number)
             deadline = loop.time() + timeout_s
             while self._look_at_all() and loop.time() < deadline:  # noqa: ASYNC110 - nobody tells when a process ends
                 await asyncio.sleep(STOP_POLL_S)
 
     def _look_at_all(self) -> bool:
         """Return whether any engine still runs."""
-        return any([self.look(deployment_id)[0] for deployment_id in list(self._records)])  # noqa: C419 - every one
+        return any([self.look(seat)[0] for seat in list(self._records)])  # noqa: C419 - every one
 
-    def _path(self, deployment_id: UUID, suffix: str) -> Path:
-        return self._folder / f"{deployment_id.hex}.{suffix}"
+    def _path(self, seat: Seat, suffix: str) -> Path:
+        return self._folder / f"{seat.name}.{suffix}"
 
-    def _write(self, deployment_id: UUID, record: Record) -> None:
-        path = self._path(deployment_id, "json")
+    def _write(self, seat: Seat, record: Record) -> None:
+        path = self._path(seat, "json")
         partial = path.with_suffix(".partial")
         partial.write_bytes(msgspec.json.encode(record))
         partial.replace(path)
 
-    def _find(self, deployment_id: UUID) -> Record | None:
+    def _find(self, seat: Seat) -> Record | None:
         """Return the record of an engine that holds its lock; made anew when its starter died before writing it."""
         try:
-            record = msgspec.json.decode(self._path(deployment_id, "json").read_bytes(), type=Record)
+            record = msgspec.json.decode(self._path(seat, "json").read_bytes(), type=Record)
             if processes.is_alive(record.pid, record.started_ms):
                 return record
         except (OSError, msgspec.MsgspecError):
             pass
-        pid = processes.find_by_argument(str(self._path(deployment_id, "lock")))
+        pid = processes.find_by_argument(str(self._path(seat, "lock")))
         since = processes.started_ms(pid) if pid is not None else None
         if pid is None or since is None:
             return None

@@ -12,7 +12,7 @@ import msgspec
 from catalog import observed
 from catalog.types import ObservedReplica
 from core import db
-from knative.types import ReplicaState
+from knative.types import ReplicaState, Seat
 
 LOADS_WAITING_MAX = 1000
 
@@ -25,8 +25,8 @@ class Records:
         self._term = term
         self._loads: defaultdict[UUID, deque[int]] = defaultdict(lambda: deque(maxlen=observed.LOADS_KEPT))
         self._new_loads: deque[tuple[UUID, int]] = deque(maxlen=LOADS_WAITING_MAX)
-        self._replicas: dict[UUID, ObservedReplica] = {}
-        self._unwritten: set[UUID] = set()
+        self._replicas: dict[Seat, ObservedReplica] = {}
+        self._unwritten: set[Seat] = set()
         self._orphans: set[UUID] = set()  # rows of an earlier term
 
     async def load(self) -> None:
@@ -45,23 +45,24 @@ class Records:
 
     def note(self, replica: ObservedReplica) -> None:
         """Put down a replica; an estimate that only ticks on is not worth a row."""
-        known = self._replicas.get(replica.deployment_id)
+        seat = Seat(replica.deployment_id, replica.index)
+        known = self._replicas.get(seat)
         if known is None or msgspec.structs.replace(replica, epoch=known.epoch) != known:
-            self._replicas[replica.deployment_id] = replica
-            self._unwritten.add(replica.deployment_id)
+            self._replicas[seat] = replica
+            self._unwritten.add(seat)
 
     async def write(self, now: datetime) -> None:
         """Write what is new in one transaction; raises when Postgres is away, and nothing is forgotten."""
         if not (self._unwritten or self._new_loads or self._orphans):
             return
-        replicas = [self._replicas[deployment_id] for deployment_id in sorted(self._unwritten)]
+        replicas = [self._replicas[seat] for seat in sorted(self._unwritten)]
         loads = list(self._new_loads)
         async with db.transaction(self._sessions) as session:
             for replica_id in sorted(self._orphans - {replica.id for replica in replicas}):
                 await observed.remove_replica(session, replica_id, term=self._term)
             for replica in replicas:
                 if replica.state == ReplicaState.ABSENT:
-                    await observed.remove_replicas(session, replica.deployment_id, term=self._term)
+                    await observed.remove_seat(session, replica.deployment_id, replica.index, term=self._term)
                 else:
                     await observed.record_replica(session, replica)
             for deployment_id, load_ms in loads:

@@ -4,10 +4,12 @@ import asyncio
 import signal
 import socket
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
+from uuid import UUID, uuid5
+
+import msgspec
 
 from catalog import deployments, observed
-from catalog.types import Deployment, DeploymentKind, EngineKind, ObservedReplica
+from catalog.types import Deployment, DeploymentKind, ObservedReplica
 from core import db
 from core.clock import Clock
 from core.logging import get_logger
@@ -22,11 +24,11 @@ from knative.local import LocalBackend, Record, fingerprint
 from knative.metrics import ControllerMetrics
 from knative.publisher import Activity
 from knative.records import Records
-from knative.types import DeploymentState, Endpoint, ReplicaState
+from knative.scale import Bounds, Load, Scale, rescale
+from knative.summary import Seen, summarize
+from knative.types import DeploymentState, Endpoint, ReplicaState, Seat
+from knative.watches import Watches
 
-PROBE_LOADING_S = 0.1
-PROBE_SERVING_S = 2.0
-PROBE_TIMEOUT_S = 5.0
 LAST_SETTLE_S = 0.3  # when the controller itself ends: until every gateway has seen it,
 LAST_DRAIN_S = 5.0  # and for requests in flight
 END_TIMEOUT_S = 5.0
@@ -63,10 +65,10 @@ class Reign:
         self._revision = -1
         self._deployments: dict[UUID, Deployment] = {}
         self._credentials: dict[UUID, str] = {}
-        self._lives: dict[UUID, Life] = {}
-        self._fingerprints: dict[UUID, str] = {}  # what each deployment's engine was last started with
-        self._watches: dict[UUID, asyncio.Task[None]] = {}
-        self._health: dict[UUID, bool] = {}
+        self._lives: dict[UUID, dict[int, Life]] = {}
+        self._scales: dict[UUID, Scale] = {}
+        self._fingerprints: dict[Seat, str] = {}  # what each engine was last started with
+        self._watches = Watches(nudge, clock.now_us)
         self._external = ExternalWatch(clock, nudge)
         self._bulletin = Bulletin(client, term * EPOCHS_PER_TERM)
         self._records = Records(sessions, term)
@@ -79,8 +81,8 @@ class Reign:
         """
         await self._read_catalog()
         await self._records.load()
-        for deployment_id in self._backend.adopt():
-            await self._adopt(deployment_id)
+        for seat in self._backend.adopt():
+            await self._adopt(seat)
         await self.look()
         await self.housekeep()
 
@@ -94,8 +96,35 @@ class Reign:
             self._bulletin.note(_outside_state(deployment, self._external.known[deployment.id]))
         local = {key for key, value in self._deployments.items() if value.kind is DeploymentKind.LOCAL}
         for deployment_id in sorted(local | set(self._lives)):
-            self._step(deployment_id, activity)
+            self._look_at(deployment_id, activity)
         await self._bulletin.publish()
+
+    def _look_at(self, deployment_id: UUID, activity: dict[UUID, Activity] | None) -> None:
+        """One look at the engines of one local deployment."""
+        deployment = self._deployments.get(deployment_id)
+        seen = None if activity is None else activity.get(deployment_id, Activity())
+        lives = self._lives.setdefault(deployment_id, {})
+        scale = self._rescale(deployment_id, deployment, seen)
+        for index in sorted(lives.keys() | set(range(scale.count))):
+            self._step(Seat(deployment_id, index), deployment, seen, scale.count)
+        self._publish(deployment_id)
+        for index in [index for index, life in lives.items() if life.state is ReplicaState.ABSENT]:
+            if index >= scale.count:
+                del lives[index]
+        if deployment is None and not lives:
+            del self._lives[deployment_id]
+            self._scales.pop(deployment_id, None)
+
+    def _rescale(self, deployment_id: UUID, deployment: Deployment | None, seen: Activity | None) -> Scale:
+        bounds = Bounds(deployment.min_scale, deployment.max_scale) if deployment else Bounds(0, 0)
+        serving = sum(life.state in SERVING for life in self._lives[deployment_id].values())
+        load = Load(serving, None) if seen is None else Load(serving, seen.inflight, seen.waiting)
+        before = self._scales.get(deployment_id, Scale())
+        after = rescale(before, load, bounds, self._policy, self._clock.now_us())
+        self._scales[deployment_id] = after
+        if after.count != before.count:
+            log.info("deployment.scaled", deployment=deployment_id.hex, before=before.count, after=after.count)
+        return after
 
     async def housekeep(self) -> None:
         """Once a second: the catalog if it changed, Valkey if it lost something, Postgres what was observed."""
@@ -117,18 +146,13 @@ class Reign:
 
     async def end(self) -> None:
         """End every engine, after the requests in flight had a moment to finish."""
-        for deployment_id, life in self._lives.items():
-            if life.state in SERVING:
-                self._note(deployment_id, Life(ReplicaState.DRAINING, since_us=self._clock.now_us()))
+        self._all_become(SERVING, ReplicaState.DRAINING)
         await self._bulletin.publish()
         await self._last_drain()
         await self._external.close()
-        for watch in self._watches.values():
-            watch.cancel()
-        await asyncio.gather(*self._watches.values(), return_exceptions=True)
+        await self._watches.close()
         await self._backend.end_all(END_TIMEOUT_S)
-        for deployment_id in self._lives:
-            self._note(deployment_id, Life(since_us=self._clock.now_us()))
+        self._all_become(frozenset(ReplicaState), ReplicaState.ABSENT)
         await self._bulletin.publish()
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -136,10 +160,19 @@ class Reign:
         except UNREACHABLE:
             return
 
+    def _all_become(self, those: frozenset[ReplicaState], state: ReplicaState) -> None:
+        """The last word on engines that end with this controller."""
+        now_us = self._clock.now_us()
+        for deployment_id, lives in self._lives.items():
+            ending = [index for index, life in lives.items() if life.state in those]
+            lives.update({index: Life(state, since_us=now_us) for index in ending})
+            if ending:
+                self._publish(deployment_id)
+
     async def _last_drain(self) -> None:
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        serving = any(life.state in SERVING for life in self._lives.values())
+        serving = any(life.state is ReplicaState.DRAINING for lives in self._lives.values() for life in lives.values())
         while serving and loop.time() - begun < LAST_DRAIN_S:
             await asyncio.sleep(LAST_SETTLE_S)
             activity = await self._read_activity() or {}
@@ -152,19 +185,21 @@ class Reign:
         self._deployments = {deployment.id: deployment for deployment in found}
         self._bulletin.keep_only({deployment_id.hex for deployment_id in self._deployments})
 
-    async def _adopt(self, deployment_id: UUID) -> None:
+    async def _adopt(self, seat: Seat) -> None:
         """Offer an engine that answers at once; give one that does not the time of a load."""
         now_us = self._clock.now_us()
-        deployment, record = self._deployments.get(deployment_id), self._backend.record(deployment_id)
+        deployment, record = self._deployments.get(seat.deployment_id), self._backend.record(seat)
         life = Life(ReplicaState.LOADING, since_us=now_us)
         if record is not None:
-            self._fingerprints[deployment_id] = record.fingerprint
+            self._fingerprints[seat] = record.fingerprint
         if deployment is not None and record is not None and record.url:
             if (await health.probe(record.url, deployment.engine, timeout_s=2.0)).ok:
                 life = lifecycle.adopted(now_us)
-            self._watch(deployment_id, record, deployment.engine)
-        self._lives[deployment_id] = life
-        log.info("engine.adopted", deployment=deployment_id.hex, state=life.state.value)
+            self._watches.begin(seat, record.url, deployment.engine)
+        self._lives.setdefault(seat.deployment_id, {})[seat.index] = life
+        known = self._scales.get(seat.deployment_id, Scale())
+        self._scales[seat.deployment_id] = Scale(max(known.count, seat.index + 1))
+        log.info("engine.adopted", engine=seat.name, state=life.state.value)
 
     async def _read_activity(self) -> dict[UUID, Activity] | None:
         """Return what admission counts; None while Valkey is away."""
@@ -173,100 +208,82 @@ class Reign:
         except VALKEY_AWAY:
             return None
 
-    def _step(self, deployment_id: UUID, activity: dict[UUID, Activity] | None) -> None:
+    def _step(self, seat: Seat, deployment: Deployment | None, seen: Activity | None, count: int) -> None:
         """One look at one local engine."""
         now_us = self._clock.now_us()
-        deployment = self._deployments.get(deployment_id)
-        before = self._lives.get(deployment_id, Life(since_us=now_us))
-        after, action = lifecycle.decide(before, self._facts(deployment_id, activity), self._policy, now_us)
-        self._lives[deployment_id] = after
-        self._act(deployment_id, action)
+        lives = self._lives[seat.deployment_id]
+        before = lives.get(seat.index, Life(since_us=now_us))
+        facts = self._facts(seat, before, deployment, seen, count)
+        after, action = lifecycle.decide(before, facts, self._policy, now_us)
+        lives[seat.index] = after
+        self._watches.drain(seat, draining=after.state is ReplicaState.DRAINING)
+        self._act(seat, deployment, action)
         self._metrics.failures.inc(after.attempts > before.attempts)
         if after.state is not before.state:
             log.info(
                 "engine.state_changed",
-                deployment=deployment_id.hex,
+                engine=seat.name,
                 before=before.state.value,
                 after=after.state.value,
                 reason=after.reason,
             )
         if before.state is ReplicaState.LOADING and after.state is ReplicaState.READY:
-            self._records.note_load(deployment_id, (now_us - before.since_us) // 1000)
+            self._records.note_load(seat.deployment_id, (now_us - before.since_us) // 1000)
             self._metrics.load_seconds.observe((now_us - before.since_us) / lifecycle.SECOND_US)
-        self._note(deployment_id, after)
-        if deployment is None and after.state is ReplicaState.ABSENT:
-            del self._lives[deployment_id]
 
-    def _facts(self, deployment_id: UUID, activity: dict[UUID, Activity] | None) -> Facts:
-        deployment = self._deployments.get(deployment_id)
-        alive, note = self._backend.look(deployment_id)
-        if not alive and (watch := self._watches.pop(deployment_id, None)) is not None:
-            watch.cancel()
-        seen = Activity() if activity is None else activity.get(deployment_id, Activity())
-        started_with = self._fingerprints.get(deployment_id)
+    def _facts(
+        self, seat: Seat, before: Life, deployment: Deployment | None, seen: Activity | None, count: int
+    ) -> Facts:
+        alive, note = self._backend.look(seat)
+        if not alive:
+            self._watches.end(seat)
+        activity = seen or Activity()
+        inflight = None if seen is None else seen.inflight
+        if before.state is ReplicaState.DRAINING and inflight != 0:  # others may serve what is in flight
+            inflight = self._watches.working(seat, before.since_us + self._policy.settle_us)
+        started_with = self._fingerprints.get(seat)
         return Facts(
-            wanted=deployment is not None and deployment.max_scale > 0,
+            wanted=deployment is not None and deployment.max_scale > seat.index,
             alive=alive,
-            hot=deployment is not None and deployment.min_scale > 0,
+            hot=deployment is not None and seat.index < (count if seat.index else deployment.min_scale),
+            surplus=0 < count <= seat.index,
             stale=deployment is not None and started_with not in {None, fingerprint(deployment)},
-            woken=seen.woken,
-            healthy=self._health.pop(deployment_id, None) if alive else None,
-            inflight=None if activity is None else seen.inflight,
-            last_us=seen.last_us,
+            woken=activity.woken and seat.index == 0,
+            healthy=self._watches.take_health(seat) if alive else None,
+            inflight=inflight,
+            last_us=activity.last_us,
             note=note,
         )
 
-    def _act(self, deployment_id: UUID, action: Action) -> None:
-        deployment = self._deployments.get(deployment_id)
+    def _act(self, seat: Seat, deployment: Deployment | None, action: Action) -> None:
         if action is Action.START and deployment is not None:
-            self._fingerprints[deployment_id] = fingerprint(deployment)
-            self._health.pop(deployment_id, None)
-            self._backend.start(deployment)
+            self._fingerprints[seat] = fingerprint(deployment)
+            self._backend.start(seat, deployment)
             self._metrics.starts.inc()
-            if (record := self._backend.record(deployment_id)) is not None:
-                self._watch(deployment_id, record, deployment.engine)
+            if (record := self._backend.record(seat)) is not None:
+                self._watches.begin(seat, record.url, deployment.engine)
         elif action is Action.STOP:
-            self._backend.send(deployment_id, signal.SIGTERM)
+            self._backend.send(seat, signal.SIGTERM)
         elif action is Action.KILL:
-            self._backend.send(deployment_id, signal.SIGKILL)
+            self._backend.send(seat, signal.SIGKILL)
 
-    def _watch(self, deployment_id: UUID, record: Record, engine: EngineKind) -> None:
-        if (old := self._watches.pop(deployment_id, None)) is not None:
-            old.cancel()
-        self._watches[deployment_id] = asyncio.create_task(self._keep_probing(deployment_id, record.url, engine))
-
-    async def _keep_probing(self, deployment_id: UUID, url: str, engine: EngineKind) -> None:
-        """Ask an engine for its health as long as it lives: often until it is ready, then now and then."""
-        was_well = False
-        while True:
-            seen = await health.probe(url, engine, timeout_s=PROBE_TIMEOUT_S)
-            self._health[deployment_id] = seen.ok
-            if seen.ok and not was_well:
-                self._nudge.set()
-            was_well = was_well or seen.ok
-            await asyncio.sleep(PROBE_SERVING_S if was_well else PROBE_LOADING_S)
-
-    def _note(self, deployment_id: UUID, life: Life) -> None:
+    def _publish(self, deployment_id: UUID) -> None:
         """Put down what gateways and operators are to see."""
-        record = self._backend.record(deployment_id)
-        deployment = self._deployments.get(deployment_id)
-        if deployment is None:  # retired: gateways have forgotten it already
-            if life.state is ReplicaState.ABSENT:
-                self._records.note(_replica(deployment_id, life, record, self._term, 0))
-            return
-        offered = record if life.state in SERVING else None
-        state = DeploymentState(
-            deployment=deployment_id.hex,
-            state=life.state,
-            endpoints=(Endpoint(offered.replica_id.hex, offered.url),) if offered else (),
-            eta_s=lifecycle.eta_s(life, self._records.loads(deployment_id), self._clock.now_us()),
-            since_us=life.since_us,
-            reason=life.reason,
-            gpu_memory_mb=deployment.gpu_memory_mb,
-            kv_request_mb=deployment.kv_request_mb,
-        )
-        published = self._bulletin.note(state)
-        self._records.note(_replica(deployment_id, life, record, self._term, published.epoch))
+        lives = self._lives[deployment_id]
+        records = {index: self._backend.record(Seat(deployment_id, index)) for index in lives}
+        deployment, epoch = self._deployments.get(deployment_id), 0
+        if deployment is not None:  # else it is retired: gateways have forgotten it already
+            seen = {index: Seen(life, _endpoint(records[index])) for index, life in lives.items()}
+            loads_ms, now_us = self._records.loads(deployment_id), self._clock.now_us()
+            state = summarize(deployment_id, seen, loads_ms, now_us)
+            memory = {"gpu_memory_mb": deployment.gpu_memory_mb, "kv_request_mb": deployment.kv_request_mb}
+            epoch = self._bulletin.note(msgspec.structs.replace(state, **memory)).epoch
+        for index, life in lives.items():
+            self._records.note(_replica(Seat(deployment_id, index), life, records[index], self._term, epoch))
+
+
+def _endpoint(record: Record | None) -> Endpoint | None:
+    return Endpoint(record.replica_id.hex, record.url) if record else None
 
 
 def _outside_state(deployment: Deployment, outside: Outside) -> DeploymentState:
@@ -284,12 +301,12 @@ def _outside_state(deployment: Deployment, outside: Outside) -> DeploymentState:
     )
 
 
-def _replica(deployment_id: UUID, life: Life, record: Record | None, term: int, epoch: int) -> ObservedReplica:
-    """Return the row that operators see; its id is the engine's, or the deployment's while there is no engine."""
+def _replica(seat: Seat, life: Life, record: Record | None, term: int, epoch: int) -> ObservedReplica:
+    """Return the row that operators see; its id is the engine's, or the seat's while there is no engine."""
     return ObservedReplica(
-        id=record.replica_id if record else deployment_id,
-        deployment_id=deployment_id,
-        index=0,
+        id=record.replica_id if record else uuid5(seat.deployment_id, str(seat.index)),
+        deployment_id=seat.deployment_id,
+        index=seat.index,
         state=life.state.value,
         host=socket.gethostname(),
         pid=record.pid if record else None,

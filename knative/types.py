@@ -1,6 +1,7 @@
 """Observed state of deployments, as the controller publishes it in Valkey (`{tg}:state`) and gateways read it."""
 
 from enum import StrEnum
+from uuid import UUID
 
 import msgspec
 
@@ -14,6 +15,31 @@ class ReplicaState(StrEnum):
     IDLE = "idle"  # ready, and without work for a while
     DRAINING = "draining"
     FAILED = "failed"
+
+
+class Seat(msgspec.Struct, frozen=True, order=True):
+    """One replica of a deployment, whichever engine runs there: its replicas are counted from 0."""
+
+    deployment_id: UUID
+    index: int = 0
+
+    @property
+    def name(self) -> str:
+        """What its files are called: the deployment in hex, and the index of all but the first."""
+        return f"{self.deployment_id.hex}-{self.index}" if self.index else self.deployment_id.hex
+
+
+def parse_seat(name: str) -> Seat:
+    """Return the seat of this name.
+
+    Raises:
+        ValueError: it is none.
+    """
+    deployment, dash, index = name.partition("-")
+    seat = Seat(UUID(hex=deployment), int(index) if dash else 0)
+    if seat.name != name or seat.index < 0:
+        raise ValueError(f"{name!r} names no seat")
+    return seat
 
 
 class Endpoint(msgspec.Struct, frozen=True):

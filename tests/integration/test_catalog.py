@@ -155,7 +155,7 @@ async def test_names_are_taken_once(sessions: db.Sessions) -> None:
         ({"kind": DeploymentKind.EXTERNAL, "base_url": "http://x:99999"}, "base_url"),
         ({"kind": DeploymentKind.EXTERNAL, "base_url": "http://user:secret@x"}, "base_url"),
         ({"min_scale": 2}, "min_scale"),
-        ({"max_scale": 2}, "max_scale"),
+        ({"max_scale": 17}, "max_scale"),
         ({"max_wait_s": 601}, "max_wait_s"),
         ({"default_max_tokens": 0}, "default_max_tokens"),
         ({"waiting_max": -1}, "inflight_max"),

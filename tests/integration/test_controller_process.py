@@ -20,7 +20,7 @@ from core.settings import Database, Settings
 from engine import processes
 from knative import controller
 from knative.local import Record
-from knative.types import ReplicaState
+from knative.types import Endpoint, ReplicaState, Seat
 from knative.wake import StateFeed
 from tests.factories.catalog import SEALING_KEY, deploy
 from tests.waiting import until
@@ -69,8 +69,8 @@ class Home:
         await until(said_so, START_S)
         return process
 
-    def engine(self, deployment_id: UUID) -> Record | None:
-        path = self.folder / "run" / "engines" / f"{deployment_id.hex}.json"
+    def engine(self, deployment_id: UUID, index: int = 0) -> Record | None:
+        path = self.folder / "run" / "engines" / f"{Seat(deployment_id, index).name}.json"
         return msgspec.json.decode(path.read_bytes(), type=Record) if path.exists() else None
 
     def close(self) -> None:
@@ -100,13 +100,15 @@ async def feed(valkey: Path) -> AsyncIterator[StateFeed]:
     await client.close()
 
 
-async def test_after_kill_9_the_next_leader_adopts_the_engine_and_sigterm_ends_it(
+async def test_after_kill_9_the_next_leader_adopts_the_engines_and_sigterm_ends_them(
     home: Home, feed: StateFeed, sessions: db.Sessions
 ) -> None:
-    deployment_id = await deploy(sessions)
+    deployment_id, pair_id = await deploy(sessions), await deploy(sessions, min_scale=2, max_scale=2)
     first = await home.start()
     stand_by = await home.start()
     before = await feed.wait_ready(deployment_id, 20)
+    await until(lambda: (found := feed.current(pair_id)) is not None and len(found.endpoints) == 2)
+    pair = [home.engine(pair_id, index) for index in range(2)]
     engine = home.engine(deployment_id)
     assert engine is not None
     first.kill()
@@ -120,12 +122,16 @@ async def test_after_kill_9_the_next_leader_adopts_the_engine_and_sigterm_ends_i
     after = await feed.wait_ready(deployment_id, 0)
     assert after.endpoints == before.endpoints
     assert home.engine(deployment_id) == engine
+    assert [home.engine(pair_id, index) for index in range(2)] == pair
+    assert (await feed.wait_ready(pair_id, 0)).endpoints == tuple(
+        Endpoint(one.replica_id.hex, one.url) for one in pair if one is not None
+    )
     assert processes.is_alive(engine.pid, engine.started_ms)
     stand_by.terminate()
     await asyncio.to_thread(stand_by.join, 20)
     assert stand_by.exitcode == 0
     assert not processes.is_alive(engine.pid, engine.started_ms)
-    assert home.engine(deployment_id) is None
+    assert home.engine(deployment_id) is home.engine(pair_id, 1) is None
     await until(lambda: (found := feed.current(deployment_id)) is not None and found.state is ReplicaState.ABSENT)
 
 

@@ -2,12 +2,7 @@
 
 import asyncio
 import os
-import secrets
-import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from uuid import UUID
 
 import httpx
 import psycopg
@@ -16,131 +11,24 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from catalog import deployments, observed
-from catalog.types import Deployment, DeploymentChange, DeploymentKind, EngineKind, ObservedReplica
+from catalog.types import DeploymentChange, DeploymentKind, EngineKind
 from core import db, keyspace
-from core.clock import ManualClock, SystemClock
+from core.clock import SystemClock
 from core.errors import PlatformError
 from core.load import LAYOUT
-from core.resp import RespClient
 from core.settings import Database
 from engine import launcher, processes, simulator
 from engine.simulator import Options
-from knative.controller import Controller
 from knative.leader import Leadership
-from knative.lifecycle import Policy
-from knative.local import LocalBackend, Record
 from knative.queries import LEADER_LOCK
-from knative.types import DeploymentState, ReplicaState
-from knative.wake import READY, StateFeed
+from knative.types import ReplicaState
+from knative.wake import READY
 from scheduler import commands
 from scheduler.scraper import Scraper
-from tests.factories.catalog import NOW, SEALING_KEY, deploy
+from tests.factories.catalog import NOW, deploy
+from tests.factories.controller import POLICY, Stage
 from tests.factories.scheduler import load_text
 from tests.waiting import until
-
-POLICY = Policy(attempts_max=2)
-
-
-class CountingBackend(LocalBackend):
-    """Counts the starts."""
-
-    starts = 0
-
-    def start(self, deployment: Deployment) -> None:
-        self.starts += 1
-        super().start(deployment)
-
-
-class Stage:
-    """One controller in this process, its clock, and a gateway's view of it."""
-
-    def __init__(
-        self, sessions: db.Sessions, engine: AsyncEngine, client: RespClient, feed: StateFeed, folder: Path
-    ) -> None:
-        self.sessions = sessions
-        self.client = client
-        self.feed = feed
-        self.folder = folder
-        self.clock = ManualClock()
-        self.backend = CountingBackend(folder)
-        self.leadership = Leadership(engine, sessions, "test", SystemClock())
-        self.registry = CollectorRegistry()
-        self.stop = asyncio.Event()
-        self.leads = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
-
-    async def begin(self) -> None:
-        controller = Controller(
-            self.sessions,
-            self.client,
-            self.leadership,
-            self.backend,
-            policy=POLICY,
-            clock=self.clock,
-            sealing=SEALING_KEY,
-            registry=self.registry,
-            tick_s=0.03,
-        )
-        self.task = asyncio.create_task(controller.run(self.stop, self.leads.set))
-        await asyncio.wait_for(self.leads.wait(), 10)
-
-    async def end(self) -> None:
-        self.stop.set()
-        if self.task is not None:
-            await self.task
-
-    async def reach(self, deployment_id: UUID, *kinds: ReplicaState, step_s: float = 0.0) -> DeploymentState:
-        """Wait until a gateway sees one of these states; the clock moves by `step_s` at each look."""
-
-        def there() -> bool:
-            self.clock.advance(step_s)
-            seen = self.feed.current(deployment_id)
-            return seen is not None and seen.state in kinds
-
-        await until(there)
-        found = self.feed.current(deployment_id)
-        assert found is not None
-        return found
-
-    def record(self, deployment_id: UUID) -> Record:
-        record = self.backend.record(deployment_id)
-        assert record is not None
-        return record
-
-    async def change(self, deployment_id: UUID, change: DeploymentChange) -> None:
-        async with db.transaction(self.sessions) as session:
-            await deployments.update(session, deployment_id, change, sealing_key=SEALING_KEY, now=NOW)
-
-    async def replicas(self) -> list[ObservedReplica]:
-        async with db.transaction(self.sessions) as session:
-            return await observed.list_replicas(session)
-
-
-@pytest.fixture
-async def client(valkey: Path) -> AsyncIterator[RespClient]:
-    client = await RespClient.connect(f"unix://{valkey}")
-    yield client
-    await client.close()
-
-
-@pytest.fixture
-def run_folder(service_folder: Path) -> Iterator[Path]:
-    folder = service_folder / secrets.token_hex(3)
-    folder.mkdir(mode=0o700)
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
-async def stage(
-    sessions: db.Sessions, engine: AsyncEngine, client: RespClient, run_folder: Path
-) -> AsyncIterator[Stage]:
-    feed = StateFeed(client, poll_s=0.03)
-    await feed.start()
-    stage = Stage(sessions, engine, client, feed, run_folder)
-    yield stage
-    await stage.end()
-    await feed.close()
 
 
 async def test_three_hundred_first_calls_start_one_engine_and_all_are_answered(stage: Stage) -> None:
@@ -203,7 +91,7 @@ async def test_an_engine_that_cannot_start_fails_with_its_reason_until_it_is_cha
     deployment_id = await deploy(stage.sessions, engine_args={"dialect": "klingon"})
     await stage.begin()
     stage.feed.request_wake(deployment_id)
-    failed = await stage.reach(deployment_id, ReplicaState.FAILED, step_s=0.2)
+    failed = await stage.reach(deployment_id, ReplicaState.FAILED, step_s=0.02)
     assert stage.backend.starts == POLICY.attempts_max
     assert "status 2" in failed.reason  # argparse refuses the dialect
     with pytest.raises(PlatformError) as caught:
