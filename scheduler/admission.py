@@ -14,19 +14,19 @@ from core.demand import Demand, DemandKind
 from core.resp import RespClient, RespError, RespUnavailable
 from core.tiers import Tier
 from core.waits import Wait
-from scheduler import commands, refusals
+from scheduler import commands, packing, refusals
+from scheduler.blocks import HOT, Blocks
 from scheduler.commands import AS_ESTIMATED, COUNT_MAX, KEEP, REMOVE, Code, acquire_call, release_call
 from scheduler.fail_static import FailStatic
 from scheduler.loading import BudgetLoader, CreditLoader, Loading
 from scheduler.types import NOBODY, Entitlement, Grant, Packed, Prepared
 from scheduler.upkeep import Upkeep
-from scheduler.waiting import PRESS_AFTER, Press, Waiting, WaitResult
+from scheduler.waiting import Waiting, WaitResult
 
 log = structlog.get_logger()
 
 ATTEMPTS_MAX = 8
 UNSETTLED_MAX = 100_000
-RESYNC_WAIT_S = 1.0
 GRANTED = int(Code.GRANTED)  # looked up once: the hot path compares with it
 YIELDED = 1
 UNUSED = (REMOVE, 0, 0, 0)
@@ -49,6 +49,7 @@ class Admission:
         budget_loader: puts what a tenant spent on these budgets into Valkey; awaited when the script misses one.
         on_epoch: enters what else Valkey lost with its data; awaited before this replica counts as back.
         settle_s: how long admission is fenced after Valkey lost its data while replicas ran.
+        blocks: admit from leased blocks where they are worth while (ADR 0032).
         background: keep heartbeat, reaper and reconciler running; tests call the steps themselves.
     """
 
@@ -63,6 +64,7 @@ class Admission:
         budget_loader: BudgetLoader | None = None,
         on_epoch: Callable[[], Awaitable[object]] | None = None,
         settle_s: float = 5.0,
+        blocks: bool = False,
         background: bool = True,
     ) -> None:
         if not replica or any(letter.isspace() for letter in replica):
@@ -74,7 +76,7 @@ class Admission:
         self._loading = Loading(credit_loader, budget_loader)
         self._background = background
         self._static = FailStatic(clock)
-        self._waiting = Waiting(client, replica, self._on_asked)
+        self._waiting = Waiting(client, replica, self._on_asked, self._on_recalled)
         self._upkeep = Upkeep(
             client,
             replica=replica,
@@ -91,6 +93,16 @@ class Admission:
         self.shares, self.restore = self._static.export, self._static.restore  # for a start without Valkey
         self._grants: dict[bytes, Grant] = {}
         self._asking: set[bytes] = set()
+        self.blocks = Blocks(
+            client,
+            replica=replica,
+            clock=clock,
+            upkeep=upkeep,
+            grants=self._grants,
+            register=self._register,
+            enabled=blocks,
+            background=background,
+        )
         # What was given back lately: said again when an answer may have been lost.
         self._recent: dict[bytes, Release] = {}
         self._recent_before: dict[bytes, Release] = {}
@@ -119,6 +131,7 @@ class Admission:
     async def close(self) -> None:
         """Leave; requests still held count as ended for the others."""
         await self._loading.close()
+        await self.blocks.close()
         await self._upkeep.close()
 
     @staticmethod
@@ -141,19 +154,7 @@ class Admission:
             weight: of two owners that wait, one with twice the weight is served twice as much.
             entitlements: of all tenants on the model's deployment.
         """
-        if not weight > 0:
-            raise ValueError("A weight is positive.")
-        for demand in demands:
-            if any(letter in demand.counter for letter in " |=\r\n"):
-                raise ValueError(f"A counter's name may not be {demand.counter!r}.")
-            if demand.kind is DemandKind.RATE and demand.window_s < 1:
-                raise ValueError("A rate has a window of at least 1 s.")
-            if demand.kind is DemandKind.CAP and not demand.enforced:
-                raise ValueError("A cap that lets everything pass is none.")
-            if demand.kind in {DemandKind.RATE, DemandKind.CONCURRENCY}:
-                commands.record_of(demand)
-        if any(letter.isspace() for letter in owner):
-            raise ValueError("An owner's name has no white space.")
+        packing.check(demands, owner, weight)
         whose = owner or tenant or NOBODY
         return Prepared(demands, model, tenant, owner=whose, weight=weight, entitlements=entitlements)
 
@@ -189,7 +190,7 @@ class Admission:
             if packed.known:
                 call = acquire_call(packed.acquire, key, tier, grant.hold, wait_s * MICRO, input_tokens, output_tokens)
             else:
-                call = self._encode(grant, wait_s)
+                call = packing.encode(grant, wait_s)
             try:
                 reply = await self._client.send(call)
             except RespError as error:
@@ -205,12 +206,40 @@ class Admission:
             self._asking.discard(key)
         packed = grant.packed
         packed.known = True
-        packed.share.note_grant(self._clock.monotonic(), input_tokens + output_tokens, reply)
+        now = self._clock.monotonic()
+        packed.share.note_grant(now, input_tokens + output_tokens, reply)
+        packed.asked += 1
         if self._static.away:
             self._static.came_back()
         grant.reply, grant.queue_us = reply, reply[1]
-        if len(reply) > prepared.reply_size:
-            grant.over = tuple(prepared.named[place] for place in reply[prepared.reply_size :])
+        self._grants[key] = grant
+        if len(reply) > prepared.reply_size or packed.asked == HOT:
+            self._note_rare(grant, now)
+        return grant
+
+    def _note_rare(self, grant: Grant, now: float) -> None:
+        prepared = grant.prepared
+        grant.over = tuple(prepared.named[place] for place in grant.reply[prepared.reply_size :])
+        if grant.packed.asked == HOT:
+            self.blocks.consider(grant, now)
+
+    def take(
+        self, request_id: UUID, prepared: Prepared, *, hold: int, input_tokens: int, output_tokens: int, tier: Tier
+    ) -> Grant | None:
+        """Admit at once from the caller's block, without Valkey, which then knows nothing of the request.
+
+        Returns None where there is none or it does not suffice: then `acquire` decides. Arguments as there.
+        """
+        block = prepared.block
+        if block is None or block.tier is not tier:
+            return None
+        now = self._clock.monotonic()
+        if not block.take(now, hold, input_tokens, output_tokens):
+            self.blocks.short(block, now)
+            return None
+        packed, key, tokens = block.packed, request_id.hex.encode(), (input_tokens, output_tokens)
+        grant = Grant(request_id, block.reply, key, packed, prepared, tier, hold, *tokens, block=block)
+        packed.share.note_grant(now, input_tokens + output_tokens, block.reply)
         self._grants[key] = grant
         return grant
 
@@ -240,6 +269,8 @@ class Admission:
         charge = REMOVE if charge_nano is None else min(charge_nano, COUNT_MAX)
         if self._static.away:
             self._static.note_release(packed.share, max(0, charge) - grant.hold if grant.local else None)
+        if grant.block is not None and self.blocks.give(grant, charge, input_tokens, output_tokens):
+            return
         given = (grant.prepared.tenant, charge, input_tokens, output_tokens, cached_tokens)
         if self._upkeep.ready and packed.epoch == self._upkeep.epoch:
             self._recent[key] = given
@@ -275,7 +306,7 @@ class Admission:
         del self._grants[key]
         share.note_release(started)
         try:
-            result, _ = await self._waiting.wait(key, wait_s, self._press(grant))
+            result, _ = await self._waiting.wait(key, wait_s, packing.press(grant))
         finally:
             if result is not WaitResult.GRANTED:
                 self._give_back(key, (grant.prepared.tenant, *UNUSED))
@@ -293,42 +324,20 @@ class Admission:
             return
         grants, waiting = list(self._grants.values()), self._waiting.keys()
         held = set(await self._client.call("HKEYS", keyspace.lease(self._replica)))
+        self.blocks.dissolve_lost(held)
         for grant in grants:
             # one granted here may stand in the queue there, when the answer that said so was lost
-            if (grant.local or grant.key not in held) and grant.key in self._grants:
+            if grant.block is None and (grant.local or grant.key not in held) and grant.key in self._grants:
                 self._register(grant)
+        self.blocks.settle_left()
         self._waiting.lost(waiting - held)
-        known = self._grants.keys() | self._waiting.keys() | self._asking
+        known = {*self._grants, *self._waiting.keys(), *self._asking, *self.blocks.keys()}
         for key in held - known:
             self._send_release(key, self._recent_release(key))
         self._static.forget_idle()
 
     def _pack(self, prepared: Prepared) -> Packed:
-        epoch, replica, tenant = self._upkeep.epoch, self._replica, prepared.tenant
-        names = tuple(demand.counter for demand in prepared.named)
-        budgets = tuple(demand.counter for demand in prepared.spends if demand.enforced)
-        caps = (self._cap, *prepared.caps)
-        text, keys = commands.form_text(prepared, caps), commands.packed_names(prepared, caps)
-        form = commands.form_id(text)
-        packed = Packed(
-            epoch=epoch,
-            names=keys,
-            form=form,
-            text=text,
-            acquire=commands.acquire_prefix(keys, form, prepared.owner, epoch=epoch, replica=replica),
-            acquire_first=commands.acquire_prefix(keys, form, prepared.owner, epoch=epoch, replica=replica, text=text),
-            release=commands.release_prefix(tenant, keys, epoch=epoch, replica=replica),
-            share=self._static.share((prepared.model.deployment_id, tenant, names, budgets)),
-        )
-        prepared.packed = packed
-        return packed
-
-    @staticmethod
-    def _encode(grant: Grant, wait_s: float) -> bytes:
-        packed, tokens = grant.packed, (grant.input_tokens, grant.output_tokens)
-        prefix = packed.acquire if packed.known else packed.acquire_first
-        call = acquire_call(prefix, grant.key, grant.tier, grant.hold, wait_s * MICRO, *tokens)
-        return call if packed.known else commands.with_form(call, packed.text)
+        return packing.pack(prepared, self._cap, self._static, epoch=self._upkeep.epoch, replica=self._replica)
 
     async def _send_again(self, call: bytes, error: RespError) -> list[Any]:
         """Load the scripts that the server has lost; whatever else keeps it from answering is `RespUnavailable`."""
@@ -361,12 +370,12 @@ class Admission:
             elif code == Code.UNKNOWN_FORM:
                 packed.known = False
             elif code == Code.EPOCH:
-                await self._renew()
+                await self._upkeep.renew()
             elif code != Code.QUEUED:
                 raise refusals.of_reply(grant, reply)
             if packed.epoch != self._upkeep.epoch:
                 grant.packed = self._pack(grant.prepared)
-            call = self._encode(grant, wait_s - waited)
+            call = packing.encode(grant, wait_s - waited)
             try:
                 reply = await self._client.send(call)
             except RespError as error:
@@ -386,7 +395,7 @@ class Admission:
             PlatformError: MODEL_BUSY at the deadline or when taken out of the queue.
         """
         estimate_us, full, limit, ahead, *before = told
-        result, grants = await self._waiting.wait(grant.key, wait_s, self._press(grant))
+        result, grants = await self._waiting.wait(grant.key, wait_s, packing.press(grant))
         reason = _ENDED.get(result)
         if reason is not None:
             self._give_back(grant.key, (grant.prepared.tenant, *UNUSED))
@@ -395,14 +404,6 @@ class Admission:
         if result is WaitResult.GRANTED and full:  # what an answer that was lost had said is not known
             grant.wait = Wait(full, limit, estimate_us, ahead, *waits.passed(before, grants, grant.tier))
         return result
-
-    @staticmethod
-    def _press(grant: Grant) -> Press | None:
-        """When to say that it has waited long, and how."""
-        part = PRESS_AFTER.get(grant.tier)
-        if part is None:
-            return None
-        return part, commands.press_call(grant.prepared.model.deployment_id.hex, epoch=grant.packed.epoch)
 
     def _on_asked(self, key: bytes, tier: int) -> None:
         """Pass on that a place is needed. A request that cannot give it says so; one that has ended says nothing."""
@@ -413,21 +414,14 @@ class Admission:
         if grant.on_asked is not None and not grant.on_asked():
             self.keep_place(grant)
 
+    def _on_recalled(self, deployment: str) -> None:
+        self.blocks.recall(deployment)
+
     def keep_place(self, grant: Grant) -> None:
         """Say that a request which was asked for its place cannot give it: its caller has had a part of the answer."""
         grant.asked_for = None
         epoch = self._upkeep.epoch
         self._client.post(commands.yield_call(grant.key, commands.KEEP_PLACE, epoch=epoch, replica=self._replica))
-
-    async def _renew(self) -> None:
-        """Join the server's new life."""
-        try:
-            async with asyncio.timeout(RESYNC_WAIT_S):
-                await self._upkeep.resync()
-        except TimeoutError as error:
-            raise RespUnavailable("no epoch") from error
-        if not self._upkeep.ready:
-            raise RespUnavailable("no epoch")
 
     def _decide_alone(self, grant: Grant) -> Grant:
         """Decide without Valkey. The grant is registered there once it is back."""
@@ -491,6 +485,7 @@ class Admission:
             self._static.came_back()
             self._repeat_releases()
         else:
+            self.blocks.dissolve_all()
             self._static.went_away()
 
     def _on_beat(self, replicas: int) -> None:

@@ -1,6 +1,7 @@
 """The script library and its encoded calls. Pure: bytes in, bytes out; layouts stand at the head of each script."""
 
 import hashlib
+from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
 from struct import Struct
@@ -19,6 +20,7 @@ from tenants.types import LimitMode
 _FOLDER = Path(__file__).resolve().parent / "scripts"
 _SHARED = ("common", "leases", "entitlements", "pace", "queue", "giveback", "preempt")
 _FUNCTIONS = ("acquire", "release", "register", "recount", "tick", "heartbeat", "epoch", "caps")
+_WITH_ACQUIRE = ("blocks",)
 _AFTER_ACQUIRE = ("preempt", "tick", "heartbeat", "epoch", "caps")
 _HEAD = """#!lua name=tidegate_{0}
 local function function_name(name) return 'tg_' .. name .. '_{0}' end
@@ -28,6 +30,7 @@ local function function_name(name) return 'tg_' .. name .. '_{0}' end
 def _library() -> tuple[str, str]:
     """Return the library's text and the part of its names that changes with it, so that versions live side by side."""
     texts = {name: (_FOLDER / f"{name}.lua").read_text(encoding="utf-8") for name in (*_SHARED, *_FUNCTIONS)}
+    texts["acquire"] += "".join((_FOLDER / f"{name}.lua").read_text(encoding="utf-8") for name in _WITH_ACQUIRE)
     # What only one function needs stays with it, and `acquire` has names enough without those of preemption, which only
     # comes after it: Lua allows 200 local names in one block.
     order = sorted(texts, key=lambda name: name in _AFTER_ACQUIRE)
@@ -38,8 +41,8 @@ def _library() -> tuple[str, str]:
 
 
 LIBRARY, _TAG = _library()
-ACQUIRE, RELEASE, REGISTER, RECOUNT, TICK, HEARTBEAT, EPOCH, SET_CAPS, YIELD, PRESS = (
-    f"tg_{name}_{_TAG}" for name in (*_FUNCTIONS, "yield", "press")
+ACQUIRE, RELEASE, REGISTER, RECOUNT, TICK, HEARTBEAT, EPOCH, SET_CAPS, YIELD, PRESS, BLOCK, CHARGE = (
+    f"tg_{name}_{_TAG}" for name in (*_FUNCTIONS, "yield", "press", "block", "charge")
 )
 NO_FUNCTION = "ERR Function not found"
 HAS_LIBRARY = "already exists"
@@ -66,6 +69,8 @@ _MODES = frozenset(LimitMode) - {LimitMode.HARD}
 _ACQUIRE_TAIL = Struct("<5s32s7sBdddd2s").pack
 _RELEASE_TAIL = Struct("<5s32s7sdddd2s").pack
 _LEASE = Struct("<cBddddd").pack
+_BLOCK = Struct("<B10d").pack
+_UNUSED = Struct("<4d").pack
 _REQUEST, _ACQUIRE_NEXT, _RELEASE_NEXT, _END = b"$32\r\n", b"\r\n$33\r\n", b"\r\n$32\r\n", b"\r\n"
 
 
@@ -232,3 +237,44 @@ def lease_text(
 def register_call(request: bytes, lease: bytes, text: bytes, *, epoch: bytes, replica: str) -> bytes:
     """Encode `register` for a running request; `text` is its form."""
     return call(REGISTER, [keyspace.lease(replica)], [epoch, request, lease, text])
+
+
+def block_call(
+    block: bytes,
+    packed: Packed,
+    owner: str,
+    *,
+    epoch: bytes,
+    replica: str,
+    tier: int,
+    blocks: int,
+    used: tuple[int, int, int],
+    wanted: tuple[int, ...],
+    unused: Iterable[tuple[int, int, int, int]] = (),
+    text: bytes = b"",
+) -> bytes:
+    """Encode `block`: it holds `used` (places, tokens, nano), and `wanted` more where that is far from every limit.
+
+    Args:
+        block: its id in hex.
+        packed: the caller's names and form.
+        owner: as of its requests.
+        epoch: the server's life.
+        replica: whose block it is.
+        tier: of its requests.
+        blocks: how many this replica has.
+        used: places, tokens reserved by them, nano.
+        wanted: places, tokens, requests, input tokens, output tokens, nano.
+        unused: of rates, with the time of the answer that gave them: time µs, requests, input and output tokens.
+        text: the form's, for a server that may not know it.
+    """
+    given = b"".join(_UNUSED(*one) for one in unused)
+    args: list[Part] = [epoch, packed.form, owner, block, _BLOCK(tier, blocks, *used, *wanted), given, text]
+    return call(BLOCK, [keyspace.lease(replica), *packed.names], args)
+
+
+def charge_call(block: bytes, tenant: str, nano: int, charges: list[Part], *, epoch: bytes, replica: str) -> bytes:
+    """Encode `charge`: `charges` are request ids in hex and nano; so much is left under the block's own id."""
+    tenant_id = UUID(hex=tenant)
+    keys: list[Part] = [keyspace.lease(replica), keyspace.credit(tenant_id), keyspace.outstanding(tenant_id)]
+    return call(CHARGE, keys, [epoch, block, nano, *charges])

@@ -10,6 +10,7 @@ from core.demand import Demand, DemandKind
 from core.resp import Part
 from core.tiers import Tier
 from core.waits import Wait
+from scheduler.block import Block
 from scheduler.fail_static import Share
 
 
@@ -25,6 +26,9 @@ class Packed(msgspec.Struct, gc=False):
     release: bytes
     share: Share  # of this caller on this deployment
     known: bool = False  # the server has the form
+    asked: int = 0  # grants of the script since the last look at whether a block is worth while
+    asked_since: float = 0.0  # when that was, monotonic
+    blocks_after: float = 0.0  # until then there is none
 
 
 NOBODY = "-"
@@ -63,6 +67,7 @@ class Prepared:
 
     __slots__ = (
         *(
+            "block",
             "caps",
             "concurrencies",
             "demands",
@@ -104,6 +109,7 @@ class Prepared:
         self.reply_size = 5 + 2 * any(d.enforced for d in self.concurrencies) + 3 * len(units)
         self.tokens = any(d.unit for d in self.rates)
         self.packed: Packed | None = None
+        self.block: Block | None = None  # its requests may be admitted from that
 
 
 class Grant(msgspec.Struct, gc=False):
@@ -131,4 +137,5 @@ class Grant(msgspec.Struct, gc=False):
     local: bool = False  # granted by the replica itself while Valkey was away
     preempted: int = 0  # how often its place went to a higher tier
     asked_for: Tier | None = None  # a request of this tier needs its place; `on_asked` was told
+    block: Block | None = None  # admitted from it, so that Valkey does not know the request
     on_asked: Callable[[], bool] | None = None  # True: the place will be given (`Admission.wait_again`)

@@ -19,6 +19,7 @@ HEARTBEAT_TTL_MS = 10_000
 HEARTBEAT_EVERY = 2  # ticks
 RECONCILE_EVERY = 30  # ticks
 RESYNC_ROUNDS_MAX = 3
+RESYNC_WAIT_S = 1.0
 REAP_BATCH = 100
 REAP_ROUNDS_MAX = 50
 
@@ -139,6 +140,20 @@ class Upkeep:
             raise StaleEpoch
         if before not in (b"", self.epoch):
             log.warning("epoch.changed", replica=self._replica)
+
+    async def renew(self) -> None:
+        """Join the server's new life.
+
+        Raises:
+            RespUnavailable: that did not come about in time.
+        """
+        try:
+            async with asyncio.timeout(RESYNC_WAIT_S):
+                await self.resync()
+        except TimeoutError as error:
+            raise RespUnavailable("no epoch") from error
+        if not self.ready:
+            raise RespUnavailable("no epoch")
 
     async def load_scripts(self) -> None:
         """Give the server the library, unless it has it."""

@@ -37,12 +37,19 @@ class Waiting:
 
     Messages on the list ``{tg}:grants:<replica>``: ``G key b s p`` (granted; how many of each tier ever were while
     somebody waited), ``X key`` (dropped), ``E key`` (evicted); and of one that runs ``P<tier> key``: a request of that
-    tier needs its place (`on_asked`).
+    tier needs its place (`on_asked`). ``B deployment`` calls back what blocks have for it (`on_recalled`).
     """
 
-    def __init__(self, client: RespClient, replica: str, on_asked: Callable[[bytes, int], None]) -> None:
+    def __init__(
+        self,
+        client: RespClient,
+        replica: str,
+        on_asked: Callable[[bytes, int], None],
+        on_recalled: Callable[[str], None],
+    ) -> None:
         self._client = client
         self._on_asked = on_asked
+        self._on_recalled = on_recalled
         self._replica = replica
         self._waiters: dict[bytes, asyncio.Future[Ended]] = {}
         # Messages that overtook the answer which says that the request waits.
@@ -87,6 +94,8 @@ class Waiting:
         kind, key, *grants = item.split(b" ")
         if kind[:1] == b"P":
             self._on_asked(key, int(kind[1:]))
+        elif kind == b"B":
+            self._on_recalled(key.decode())
         elif key not in self._waiters:
             self._early[key] = item
         elif kind == b"G":

@@ -289,6 +289,7 @@ local function acquire(keys, args)
     take_all(s, load, figure, false)
     local member = request .. ' ' .. sub(lease, #P + 7)
     local turns = join_queue(s, member, tier, deadline, cost_of(input, output, 0), now, waiting)
+    if queued == WAITS_FOR.platform then recall_blocks('*', now) end
     second = {estimate_us, queued, limit, ahead, turns[GRANTS], turns[GRANTS + 1], turns[GRANTS + 2]}
   else
     if waiting > 0 then -- it passes those of lower tiers, which counts for their floors and for how long they wait

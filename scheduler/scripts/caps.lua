@@ -11,6 +11,7 @@ local function caps(keys, args)
   call('SET', keys[1], pack(LOAD, unpack(load, 1, LOAD_SIZE)))
   local now = server_now(got[2])
   note_heat(args[2], load[8], now)
+  if load[6] > 0 and load[1] > load[6] / 2 then recall_blocks(args[2], now) end
   if load[2] > 0 then
     dispatch(args[1], now, args[2], 0)
     press(args[1], args[2], now)

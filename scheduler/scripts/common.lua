@@ -9,12 +9,12 @@
 -- Caller (`s`): its form, its names (KEYS of its call: lease, caps, records, budgets, then credit and outstanding where
 -- money is held), its owner. A lease has all three, so that it can be given back by whoever finds it.
 --
--- Lease: what a request holds: state (G granted, W waiting), its kind (tier plus KINDS for each time it was preempted), then
+-- Lease: what a request holds: state (G granted, W waiting; B: a block of many, see blocks.lua), its kind (tier plus KINDS for each time it was preempted), then
 -- as doubles when it was admitted (server µs), the input and output tokens taken, the hold (nano), until when it waits (µs);
 -- then the id of its form, its owner, its names.
 local GRANTED, QUEUED, REFUSED, BUSY, UNKNOWN_CREDIT, EPOCH, SETTLING, UNKNOWN_BUDGET, UNKNOWN_FORM = 1, 2, 3, 4, 5, 6, 7, 8, 9
 local NEWER_LAYOUT = 10
-local LAYOUT = 3 -- of the keys below: raised by whoever changes what stands in them, so that no two meet in one life
+local LAYOUT = 4 -- of the keys below: raised by whoever changes what stands in them, so that no two meet in one life
 local P = '{tg}:'
 local BUCKETS = 60
 local CLAIM_US = 2000000

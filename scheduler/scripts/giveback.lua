@@ -1,4 +1,6 @@
 -- How what a lease holds is given back: by its replica (release.lua), or for one that cannot speak for it.
+local drop_block -- in blocks.lua
+
 local opened = new_record()
 local unused = {[0] = 0, 0, 0} -- of a lease: 1 when its request does not count, tokens by unit
 
@@ -82,6 +84,7 @@ end
 function drop(epoch, lease, request, replica, now, served)
   local text = call('HGET', lease, request)
   if not text then return nil end
+  if sub(text, 1, 1) == 'B' then return drop_block(epoch, lease, request, text, now) end
   remove_lease(lease, request, text)
   local s = caller_of(epoch, text, {lease})
   if not s then -- its form is gone: of its money can still be told

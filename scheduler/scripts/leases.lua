@@ -34,14 +34,14 @@ end
 
 local function sum_up(f, text, sign)
   local v, load = parse(text), round.loads[f.deployment]
-  local granted = v.state == 'G'
+  local granted, times = v.state ~= 'W', v.state == 'B' and v.deadline or 1 -- a block has many places
   if not load then
     load = {0, 0, 0, 0, 0, 0, 0, 0}
     round.loads[f.deployment] = load
     round.deployments[#round.deployments + 1] = f.deployment
   end
   if granted then
-    load[INFLIGHT], load[TOKENS] = load[INFLIGHT] + sign, load[TOKENS] + sign * (v.input + v.output)
+    load[INFLIGHT], load[TOKENS] = load[INFLIGHT] + sign * times, load[TOKENS] + sign * (v.input + v.output)
   else
     load[WAITING], round.waiters = load[WAITING] + sign, round.waiters + sign
     if v.tier < 2 then load[BATCH + v.tier] = load[BATCH + v.tier] + sign end
@@ -53,7 +53,7 @@ local function sum_up(f, text, sign)
     if i > f.ncap + f.nrecord then break end
     local amount = 0
     if i > f.ncap then amount = f.records[i - f.ncap].conc elseif i > 0 and granted then amount = f.cap_amount[i] end
-    if amount ~= 0 then add_to_sum(name, sign * amount) end
+    if amount ~= 0 then add_to_sum(name, sign * amount * times) end
   end
 end
 
@@ -95,6 +95,13 @@ local function change_lease(lease, request, before, text)
   if f then
     sum_up(f, before, -1)
     sum_up(f, text, 1)
+  end
+end
+
+-- Calls back what replicas have taken for this deployment ('*': for any) and not used. Who took nothing of late has nothing.
+local function recall_blocks(deployment, now)
+  for _, replica in ipairs(call('ZRANGEBYSCORE', P .. 'blocks', now - 2 * 1000000, '+inf')) do
+    call('RPUSH', P .. 'grants:' .. replica, 'B ' .. deployment)
   end
 end
 

@@ -73,6 +73,7 @@ local function join_queue(s, member, tier, deadline, cost, now, before)
   if before == 0 then
     turns[SERVED_AT] = now
     call('ZADD', P .. 'queues', now, deployment)
+    recall_blocks(deployment, now)
   end
   local entitled = s.form.entitled and s.form.entitled.text or ''
   call('MSET', P .. 'd:' .. deployment, turns_text(turns), P .. 'h:' .. deployment, entitled)

@@ -1,3 +1,13 @@
+-- Gives back a block of a former life of this replica.
+local function release_block(epoch, lease, block, text)
+  local got = call('MGET', P .. 'epoch', P .. 'offset_us')
+  if got[1] ~= epoch then return {EPOCH} end
+  local now = server_now(got[2])
+  local s = drop_block(epoch, lease, block, text, now)
+  if s then dispatch(epoch, now, s.form.deployment, 8) end
+  return {1}
+end
+
 -- Gives back what a request holds, corrects its tokens and budgets to what was used, settles its money, and grants the
 -- next waiters. Idempotent by request id.
 --
@@ -9,6 +19,7 @@ local function release(keys, args)
   local lease, epoch, tenant, request = keys[1], args[1], args[2], args[3]
   local charge, input, output, cached = unpack_struct('<dddd', args[4])
   local text = call('HGET', lease, request)
+  if text and sub(text, 1, 1) == 'B' then return release_block(epoch, lease, request, text) end
   local s = text and caller_of(epoch, text, keys)
   if not s then
     if call('GET', P .. 'epoch') ~= epoch then return {EPOCH} end

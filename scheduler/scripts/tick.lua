@@ -21,6 +21,7 @@ local function reap(epoch, replica, expiry_ms, most, now)
     if tonumber(expiry_ms) < now / 1000 - FORGET_MS then
       call('ZREM', P .. 'beat', replica)
       call('HDEL', LIBRARIES, replica)
+      call('ZREM', P .. 'blocks', replica)
     end
   end
   return count

@@ -301,7 +301,7 @@ async def test_a_release_that_lost_data_undid_is_said_again(fleet: Fleet) -> Non
     assert await fleet.load(model) == (0, 0)
     for key, dump in zip(keys, dumps, strict=True):
         await fleet.client.call("RESTORE", key, 0, dump, "REPLACE")
-    await fleet.client.call("SET", "{tg}:epoch", "runid-of-the-old-primary:s:1:x:L3")
+    await fleet.client.call("SET", "{tg}:epoch", "runid-of-the-old-primary:s:1:x:L4")
     await replica.resync()
     await replica.tick()
     assert await fleet.load(model) == (0, 0)
@@ -315,7 +315,7 @@ async def test_waiters_join_the_queue_again_after_a_restart_that_lost_them(fleet
     while replica.waiting < 1:
         await replica.heartbeat()
     await fleet.client.call("FLUSHALL")
-    await fleet.client.call("SET", "{tg}:epoch", "runid-of-the-old-primary:s:1:x:L3")
+    await fleet.client.call("SET", "{tg}:epoch", "runid-of-the-old-primary:s:1:x:L4")
     await replica.resync()
     async with asyncio.timeout(30):
         while (await fleet.load(model))[1] == 0:
