@@ -20,7 +20,9 @@ key                         type     content and writer
 ``{tg}:budgets``            hash     counter of each known budget → tenant and end of its period, Unix µs (billing);
                                      ``{tg}:budgets_at``: how far their repair has come
 ``{tg}:m:<deployment>``     string   its load, packed: core/load.py (scheduler)
-``{tg}:lease:<replica>``    hash     request id → what it holds or waits for, packed (scheduler)
+``{tg}:lease:<replica>``    hash     request or block id → what it holds or waits for, packed (scheduler)
+``{tg}:blocks``             zset     replica → when it took a block last, server µs (scheduler, ADR 0032)
+``{tg}:local:<tenant>``     string   requests of it may be admitted from a block: known by its replica alone (scheduler)
 ``{tg}:owed:<replica>``     hash     request id → tenant: served by a former life of that replica, its money still
                                      held (scheduler adds; the replica, back with its spool, settles and removes)
 ``{tg}:q:<deployment>:…``   …        who waits: also ``w:``, ``v:``, ``d:``, see scripts/queue.lua (scheduler)

@@ -104,6 +104,7 @@ class Fleet:
         global_inflight_max: int = 10_000,
         credit_loader: CreditLoader | None = None,
         budget_loader: BudgetLoader | None = None,
+        blocks: bool = False,
         background: bool = False,
     ) -> Admission:
         client = await RespClient.connect(self.url, jitter=lambda: 0.0)
@@ -114,6 +115,7 @@ class Fleet:
             global_inflight_max=global_inflight_max,
             credit_loader=credit_loader,
             budget_loader=budget_loader,
+            blocks=blocks,
             background=background,
         )
         await replica.start()
