@@ -16,7 +16,9 @@ local function parse(text)
 end
 
 -- The recount that goes on; nil almost always. `seen`: request -> its form (false: unknown), of the leases that are in the
--- sums; `sums`: by key of a cap or record, in the `order` they were met; `loads`: by deployment, likewise in `deployments`.
+-- sums; `sums`: by key of a cap or record, of those that are not 0; `listed`: keys of the leases that were `reading`, which
+-- are to be compared; `loads`: by deployment, in the order of `deployments`. So it holds what there are leases, however many
+-- callers come and go meanwhile.
 local round
 
 -- What a deployment's leases come to: in flight, waiting, tokens in flight, of the waiting those of batch and of standard,
@@ -24,12 +26,9 @@ local round
 local INFLIGHT, WAITING, TOKENS, BATCH, COST = 1, 2, 3, 4, 6
 
 local function add_to_sum(key, change)
-  local sum = round.sums[key]
-  if not sum then
-    sum = 0
-    round.order[#round.order + 1] = key
-  end
-  round.sums[key] = sum + change
+  local sum = (round.sums[key] or 0) + change
+  round.sums[key] = sum ~= 0 and sum or nil
+  if round.reading then round.listed[key] = true end
 end
 
 local function sum_up(f, text, sign)

@@ -29,14 +29,15 @@ end
 local function begin_round(epoch, replica, now)
   call('SET', P .. 'recounted', now)
   round = {
-    epoch = epoch, owner = replica, at = now, waiters = 0, scans = 0, cursor = '0', replica = 1, counter = 0, deployment = 0,
-    seen = {}, sums = {}, order = {}, loads = {}, deployments = {}, replicas = call('ZRANGE', P .. 'beat', 0, -1),
+    epoch = epoch, owner = replica, at = now, waiters = 0, scans = 0, cursor = '0', replica = 1, deployment = 0,
+    seen = {}, sums = {}, listed = {}, loads = {}, deployments = {}, replicas = call('ZRANGE', P .. 'beat', 0, -1),
   }
 end
 
 local function read_leases(epoch, most)
   local lease = P .. 'lease:' .. round.replicas[round.replica]
   local step = call('HSCAN', lease, round.cursor, 'COUNT', most)
+  round.reading = true
   for i = 1, #step[2], 2 do
     local request, text = step[2][i], step[2][i + 1]
     if round.seen[request] == nil then
@@ -44,7 +45,7 @@ local function read_leases(epoch, most)
       note_made(#id == FORM_ID_SIZE and form_of(epoch, id), request, text)
     end
   end
-  round.cursor = step[1]
+  round.reading, round.cursor = false, step[1]
   if step[1] == '0' then round.replica = round.replica + 1 end
 end
 
@@ -103,12 +104,16 @@ local function compare_load(found, deployment)
   if off then call('SET', turns_key, turns_text(turns)) end
 end
 
--- Compares the next ones that have leases, or had some in this round; false when there is none left.
+-- Compares the next ones of the leases that were read; false when there is none left.
 local function compare_next(found)
-  if round.counter < #round.order then
-    local last = min(#round.order, round.counter + COMPARED)
-    compare_counters(found, {unpack(round.order, round.counter + 1, last)})
-    round.counter = last
+  local keys = {}
+  while #keys < COMPARED and not round.all_compared do
+    round.compared = next(round.listed, round.compared)
+    round.all_compared = not round.compared
+    keys[#keys + 1] = round.compared
+  end
+  if #keys > 0 then
+    compare_counters(found, keys)
   elseif round.deployment < #round.deployments then
     local last = min(#round.deployments, round.deployment + 20)
     for i = round.deployment + 1, last do compare_load(found, round.deployments[i]) end
@@ -119,7 +124,7 @@ local function compare_next(found)
   return true
 end
 
--- Compares the next part of the key space: what has no lease is to be 0. A budget does not follow from leases.
+-- Compares the next part of the key space: of what has no lease the sum is 0. A budget does not follow from leases.
 local function compare_rest(found)
   local step = call('SCAN', rest, 'MATCH', P .. '[com]:*', 'COUNT', SCANNED)
   local keys = {}
@@ -127,7 +132,7 @@ local function compare_rest(found)
     local name = sub(key, #P + 3)
     if sub(key, #P + 1, #P + 1) == 'm' then
       if not round.loads[name] then compare_load(found, name) end
-    elseif not round.sums[key] and not string.find(name, ':spend:', 1, true) then
+    elseif not string.find(name, ':spend:', 1, true) then
       keys[#keys + 1] = key
     end
   end
@@ -159,7 +164,8 @@ local function recount(keys, args)
     return {1, 0}
   end
   local found = {1, 1}
-  if round.counter == 0 then
+  if not round.begun then
+    round.begun = true
     local waiters = tonumber(call('GET', P .. 'waiters')) or 0
     if waiters ~= round.waiters then
       note_drift(found, 'waiters', waiters, round.waiters)

@@ -15,7 +15,7 @@ from core import keyspace
 from core.load import LAYOUT
 from core.tiers import Tier
 from scheduler import commands
-from scheduler.recount import KINDS, Drift
+from scheduler.recount import DONE, KINDS, Drift
 from tests.factories.scheduler import Fleet, ask, concurrency, money, served_model
 from tests.integration.scheduler.traffic import CANCELS, MODELS, REPLICAS, TENANTS
 
@@ -110,6 +110,26 @@ async def test_nobody_counts_while_replicas_of_another_version_take_part(fleet: 
     await fleet.advance(71)  # it is gone for a minute
     await replica.heartbeat()
     assert await replica.recount(now=True) == [Drift("c:global", 5, 0)]
+
+
+async def test_a_round_ends_however_many_callers_come_meanwhile(fleet: Fleet) -> None:
+    """What it keeps and compares are the leases that it found, and not all who call while it goes on."""
+    replica, model = await fleet.replica(), served_model()
+    held = [await ask(replica, model, concurrency(9, counter=f"key:{n}:conc")) for n in range(30)]
+    epoch = await fleet.client.call("GET", keyspace.EPOCH)
+    step = commands.call(commands.RECOUNT, [keyspace.EPOCH, commands.OFFSET], [epoch, "counter", 50, 1])
+    replies = []
+    for turn in range(20):
+        replies.append(await fleet.client.send(step))
+        if replies[-1][1] == DONE:
+            break
+        for n in range(150):  # more than a step compares
+            grant = await ask(replica, model, concurrency(9, counter=f"key:{turn}-{n}:conc"))
+            replica.release(grant, None)
+    assert [reply[1] for reply in replies] == [1] * (len(replies) - 1) + [DONE]
+    assert all(len(reply) == 2 for reply in replies)  # nothing is off
+    for grant in held:
+        replica.release(grant, None)
 
 
 @asynccontextmanager

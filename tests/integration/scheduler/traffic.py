@@ -21,6 +21,7 @@ from core.resp import RespClient, RespError, RespUnavailable
 from core.tiers import Tier
 from scheduler.admission import Admission
 from scheduler.upkeep import StaleEpoch
+from tests.factories.forks import run_forked
 from tests.factories.scheduler import ask, concurrency, money, served_model
 
 REPLICAS, USERS, GLOBAL_CAP = 4, 12, 20
@@ -80,25 +81,6 @@ async def _replica(url: str, name: str, *, real: bool) -> None:
     await client.close()
 
 
-def main(url: str, real: str) -> int:
-    """Fork the replicas and wait for them; returns how many ended badly but by a kill."""
-    pids = []
-    for number in range(REPLICAS):
-        pid = os.fork()
-        if not pid:
-            code = 1
-            try:
-                asyncio.run(_replica(url, f"r{number}", real=real == "1"))
-                code = 0
-            finally:
-                os._exit(code)
-        pids.append(pid)
-    bad = 0
-    for pid in pids:
-        status = os.waitpid(pid, 0)[1]
-        bad += status != 0 and os.WTERMSIG(status) != signal.SIGKILL
-    return bad
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    valkey_url, in_real_time = sys.argv[1:]
+    sys.exit(run_forked(lambda number: _replica(valkey_url, f"r{number}", real=in_real_time == "1"), REPLICAS))
