@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from catalog import queries
+from catalog.models import check_weights
 from catalog.tables import DeploymentRow, DesiredRow, ModelVersionRow
 from catalog.types import Deployment, DeploymentChange, DeploymentKind, EngineKind, NewDeployment, Temperature
 from core.db import record_config_change
@@ -40,9 +41,12 @@ async def create(
         PlatformError: kind invalid, naming the field; not_found for the version; conflict for a taken name.
     """
     base_url = check_deployment(new)
-    if await queries.version_by_id(session, new.version_id) is None:
+    version = await queries.version_by_id(session, new.version_id, keep=True)
+    if version is None:
         known = format_id(IdKind.MODEL_VERSION, new.version_id)
         raise PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, f"There is no model version {known}.")
+    if new.kind is not DeploymentKind.EXTERNAL:
+        check_weights(version)
     await _check_fallback(session, new.fallback_model, new.version_id)
     if await queries.deployment_named(session, new.name) is not None:
         raise PlatformError("NAME_TAKEN", ErrorKind.CONFLICT, f"The name {new.name!r} is taken.", param="name")

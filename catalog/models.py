@@ -51,7 +51,12 @@ async def create_model(
 async def add_version(
     session: AsyncSession, model_id: UUID, version: NewVersion, *, now: datetime, make_current: bool = True
 ) -> UUID:
-    """Add the next version of a model; when made current, the model's own name leads to it."""
+    """Add the next version of a model; when made current, the model's own name leads to it.
+
+    Raises:
+        PlatformError: kind not_found for the model, invalid for weights on a disk without a hash.
+    """
+    _check_source(version)
     model = await _model(session, model_id)
     row = ModelVersionRow(
         id=new_uuid(),
@@ -64,12 +69,47 @@ async def add_version(
         template_tokens=version.template_tokens,
         bytes_per_token_milli=version.bytes_per_token_milli,
         created_at=now,
+        size_bytes=0,
+        facts={},
+        provenance={},
+        manifest="",
+        signature=b"",
+        signed_by="",
+        deprecated_at=None,
+        deprecation_note="",
+        verified_at=None,
+        damage="",
+        removed_at=None,
     )
     session.add(row)
     await session.flush()
     if make_current:
         await set_alias(session, model.name, row.id, now=now)
     return row.id
+
+
+def check_weights(version: ModelVersionRow) -> None:
+    """Refuse to serve from weights that were taken out of the store, or that a check found damaged.
+
+    Raises:
+        PlatformError: kind conflict.
+    """
+    if version.removed_at is not None:
+        message = f"The weights of version {version.number} were taken out of the store. Import them as a new version."
+        raise PlatformError("VERSION_REMOVED", ErrorKind.CONFLICT, message)
+    if version.damage:
+        message = f"The stored weights of version {version.number} are damaged: {version.damage}"
+        raise PlatformError("VERSION_DAMAGED", ErrorKind.CONFLICT, message)
+
+
+def _check_source(version: NewVersion) -> None:
+    scheme = version.source.partition(":")[0]
+    if scheme == "registry":
+        message = "The registry itself names its sources. Bring the weights in by an upload or an import."
+        raise PlatformError("INVALID_SOURCE", ErrorKind.INVALID, message, param="source")
+    if scheme in {"wheel", "file"} and not version.sha256:
+        message = "No engine starts from a file whose hash is not known. Give its SHA-256, or import it."
+        raise PlatformError("INVALID_SOURCE", ErrorKind.INVALID, message, param="sha256")
 
 
 async def set_alias(session: AsyncSession, name: str, version_id: UUID, *, now: datetime) -> None:
@@ -79,9 +119,10 @@ async def set_alias(session: AsyncSession, name: str, version_id: UUID, *, now: 
         PlatformError: kind not_found for an unknown version, conflict when the name is another model's own.
     """
     check_name(name)
-    version = await queries.version_by_id(session, version_id)
+    version = await queries.version_by_id(session, version_id, keep=True)
     if version is None:
         raise _missing(IdKind.MODEL_VERSION, version_id)
+    check_weights(version)
     owner = await queries.model_named(session, name)
     if owner is not None and owner.id != version.model_id:
         raise PlatformError("NAME_TAKEN", ErrorKind.CONFLICT, f"{name!r} is another model's own name.", param="name")
@@ -197,6 +238,11 @@ async def name_of(session: AsyncSession, model_id: UUID) -> str:
     if row is None:
         raise _missing(IdKind.MODEL, model_id)
     return row.name
+
+
+async def name_locked(session: AsyncSession, model_id: UUID) -> str:
+    """The same, and hold the model: who adds a version to it does so alone."""
+    return (await _model(session, model_id)).name
 
 
 async def name_of_version(session: AsyncSession, version_id: UUID) -> str:

@@ -45,8 +45,12 @@ async def last_version_number(session: AsyncSession, model_id: UUID) -> int:
     return (await session.execute(statement)).scalar_one()
 
 
-async def version_by_id(session: AsyncSession, version_id: UUID) -> ModelVersionRow | None:
-    return await session.get(ModelVersionRow, version_id)
+async def version_by_id(session: AsyncSession, version_id: UUID, *, keep: bool = False) -> ModelVersionRow | None:
+    """Return a version; with `keep` its weights cannot be taken out of the store until this transaction ends."""
+    statement = select(ModelVersionRow).where(ModelVersionRow.id == version_id)
+    if keep:
+        statement = statement.with_for_update(read=True).execution_options(populate_existing=True)
+    return await session.scalar(statement)
 
 
 async def versions(session: AsyncSession, model_id: UUID) -> list[ModelVersionRow]:

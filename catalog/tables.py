@@ -42,6 +42,17 @@ class ModelVersionRow(Base):
     template_tokens: Mapped[int]
     bytes_per_token_milli: Mapped[int]
     created_at: Mapped[datetime] = mapped_column(Timestamp)
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    facts: Mapped[dict[str, Any]] = mapped_column(JSONB)
+    provenance: Mapped[dict[str, Any]] = mapped_column(JSONB)
+    manifest: Mapped[str] = mapped_column(Text)
+    signature: Mapped[bytes] = mapped_column(LargeBinary)
+    signed_by: Mapped[str] = mapped_column(Text)
+    deprecated_at: Mapped[datetime | None] = mapped_column(Timestamp)
+    deprecation_note: Mapped[str] = mapped_column(Text)
+    verified_at: Mapped[datetime | None] = mapped_column(Timestamp)
+    damage: Mapped[str] = mapped_column(Text)
+    removed_at: Mapped[datetime | None] = mapped_column(Timestamp)
 
 
 class ModelAliasRow(Base):

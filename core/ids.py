@@ -32,6 +32,7 @@ class IdKind(StrEnum):
     IDENTITY_PROVIDER = "idp"
     MODEL = "mdl"
     MODEL_VERSION = "mver"
+    MODEL_INTAKE = "itk"
     DEPLOYMENT = "dep"
     REPLICA = "rep"
     GENERATION = "gen"

@@ -178,6 +178,9 @@ class Retention(_Group):
     closed_tenant_days: int = 90  # people's data of a closed tenant; its books and usage stay
     # Single usage events; sums by minute and the ledger stay. 0: for ever. A day goes when its month is closed.
     usage_days: int = Field(0, ge=0, le=36_500)
+    # Weights that usage events name are kept this long after them, for whoever must explain an answer. 0: as long as
+    # there are such events.
+    weights_days: int = Field(0, ge=0, le=36_500)
 
 
 class Books(_Group):
@@ -186,6 +189,31 @@ class Books(_Group):
     adjust_alone_max: int = Field(1000, ge=0)  # units of the currency by one person for one tenant in 24 h; above: two
     close_grace_hours: int = Field(48, ge=0)  # after its end a month stays open at least so long
     paid_credit_may_expire: bool = False  # where the terms agreed with customers, and the law, allow it
+
+
+class Objects(_Group):
+    """Where weights, archives and exports lie: the home, or a bucket of S3 or of what speaks like it."""
+
+    url: str = Field(
+        "", pattern=r"^(s3://[a-z0-9.-]{3,63}(/[A-Za-z0-9._/-]*)?)?$"
+    )  # s3://bucket[/prefix]; empty: the home
+    endpoint: str = Field("", pattern=r"^(https?://[^/?#@\s]+)?$")  # of a server that is not Amazon's
+    region: str = "us-east-1"
+    access_key: Secret = SecretStr("")
+    secret_key: Secret = SecretStr("")
+
+
+class Registry(_Group):
+    """What may be brought into the model registry, and from where."""
+
+    uploads_max: int = Field(20, ge=1)  # open at once: uploads, imports and checks together
+    upload_days: int = Field(7, ge=1)  # one that is not complete by then is given up
+    part_bytes: int = Field(8_388_608, ge=1024, le=8_388_608)  # of uploads: what one request carries
+    version_max_bytes: int = Field(2_000_000_000_000, ge=1)
+    import_folders: tuple[Path, ...] = ()  # what imports by the API may read; `tidegate model import` reads any
+    hub_url: str = Field("", pattern=r"^(https?://[^/?#@\s]+)?$")  # a hub with Hugging Face's API; empty: none
+    hub_token: Secret = SecretStr("")  # sent to the hub itself and nobody else
+    hub_file_hosts: tuple[str, ...] = ()  # hosts that the hub may send us to for files
 
 
 class Log(_Group):
@@ -215,6 +243,8 @@ class Settings(BaseSettings):
     oidc: Oidc = Field(default_factory=Oidc)
     retention: Retention = Field(default_factory=Retention)
     books: Books = Field(default_factory=Books)
+    objects: Objects = Field(default_factory=Objects)
+    registry: Registry = Field(default_factory=Registry)
     log: Log = Field(default_factory=Log)
 
     @property
@@ -242,7 +272,13 @@ class Settings(BaseSettings):
 
     @property
     def objects_dir(self) -> Path:
+        """The object store, where no bucket is set."""
         return self.home / "objects"
+
+    @property
+    def models_dir(self) -> Path:
+        """Weights that engines of this host read: verified, read-only; can be fetched again."""
+        return self.home / "models"
 
     @classmethod
     def load(cls, **values: Any) -> Self:

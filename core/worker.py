@@ -29,6 +29,7 @@ TASK_MODULES: tuple[str, ...] = (
     "billing.tasks",
     "core.idempotency",
     "billing.alert_tasks",
+    "catalog.registry.tasks",
     "core.mail",
     "tenants.people_tasks",
     "tenants.tasks",
