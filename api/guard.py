@@ -27,6 +27,7 @@ from tenants.roles import OPERATOR_PERMISSIONS, Rights
 from tenants.types import Actor, ActorKind, Operator, Principal, Scope, SignedIn, SignInMethod
 
 BODY_MAX_BYTES = 1_000_000
+PART_MAX_BYTES = 8_388_608  # of weights; what the front lets through is 10 MB
 COOKIE = "tidegate_session"
 CSRF_HEADER = "x-csrf-token"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -294,21 +295,21 @@ async def authorise(request: Request, rule: Rule) -> Caller:
     raise _unauthenticated("This is neither an API key (tg_…) nor an operator token (tgo_…): check for a typo.")
 
 
-def _too_large() -> PlatformError:
-    return PlatformError("BODY_TOO_LARGE", ErrorKind.TOO_LARGE, f"The body is larger than {BODY_MAX_BYTES:,} bytes.")
+def _too_large(most: int) -> PlatformError:
+    return PlatformError("BODY_TOO_LARGE", ErrorKind.TOO_LARGE, f"The body is larger than {most:,} bytes.")
 
 
-async def _with_bounded_body(request: Request) -> Request:
+async def _with_bounded_body(request: Request, most: int, *, text: bool) -> Request:
     """Read the body up to the limit, and return a request that has it."""
     declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared[:19]) > BODY_MAX_BYTES:
-        raise _too_large()
+    if declared.isdecimal() and int(declared[:19]) > most:
+        raise _too_large(most)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > BODY_MAX_BYTES:
-            raise _too_large()
-    if b"%00" in request.scope["query_string"] or _NUL.search(body):
+        if len(body) > most:
+            raise _too_large(most)
+    if b"%00" in request.scope["query_string"] or (text and _NUL.search(body)):
         raise PlatformError("INVALID_REQUEST", ErrorKind.INVALID, "No text here may have the character U+0000.")
     message: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
 
@@ -323,6 +324,9 @@ async def _with_bounded_body(request: Request) -> Request:
 class GuardedRoute(APIRoute):
     """A route that knows its rule, and asks it before the body is read or any parameter is looked at."""
 
+    body_max_bytes = BODY_MAX_BYTES
+    body_is_text = True
+
     def __init__(self, path: str, endpoint: Callable[..., Any], **kwargs: Any) -> None:
         super().__init__(path, endpoint, **kwargs)
         self.rules = {method: rule_of(method, self.path_format) for method in self.methods or ()}
@@ -335,9 +339,16 @@ class GuardedRoute(APIRoute):
             rule = self.rules[request.method]
             request.state.rule = rule
             caller = request.state.caller = await authorise(request, rule)
-            request = await _with_bounded_body(request)
+            request = await _with_bounded_body(request, self.body_max_bytes, text=self.body_is_text)
             if self.takes_key and HEADER in request.headers:
                 return await idempotency.serve(request, services_of(request), caller.actor(""), handle)
             return await handle(request)
 
         return guarded
+
+
+class BytesRoute(GuardedRoute):
+    """A route whose body is bytes and no text."""
+
+    body_max_bytes = PART_MAX_BYTES
+    body_is_text = False

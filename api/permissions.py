@@ -27,6 +27,9 @@ QUARANTINED = f"{TENANT}/quarantine/{{generation_id}}"
 MY_PROJECT = f"{MY_TENANT}/projects/{{project_id}}"
 RERATING = f"{ADMIN}/reratings/{{rerating_id}}"
 PRICE_VERSION = f"{ADMIN}/price-versions/{{price_version_id}}"
+MODEL_VERSION = f"{ADMIN}/model-versions/{{version_id}}"
+INTAKE = f"{ADMIN}/registry/intakes/{{intake_id}}"
+INTAKE_PART = f"{INTAKE}/files/{{file_no}}"
 
 
 class CallerKind(StrEnum):
@@ -59,6 +62,11 @@ class Rule:
 
 AFTER_CLOSING = frozenset({Op.CREDIT_WRITE})
 """What operators may still change of a closed tenant: its money is settled to the end."""
+
+
+UNRECORDED = frozenset({("PUT", INTAKE_PART)})
+"""Changes that the audit trail does not have one by one: an upload's parts, of which there are thousands. Its opening,
+with all sizes and hashes, and its completion are there."""
 
 
 def _operator(permission: Op, action: str = "") -> Rule:
@@ -224,6 +232,19 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("POST", f"{ADMIN}/models/{{model_id}}/versions"): _operator(Op.CATALOG_WRITE, "model_version.create"),
         ("POST", f"{ADMIN}/models/{{model_id}}/retire"): _operator(Op.CATALOG_WRITE, "model.retire"),
         ("POST", f"{ADMIN}/aliases"): _operator(Op.CATALOG_WRITE, "model_alias.set"),
+        ("POST", f"{ADMIN}/registry/uploads"): _operator(Op.CATALOG_WRITE, "model_intake.open_upload"),
+        ("POST", f"{ADMIN}/registry/imports"): _operator(Op.CATALOG_WRITE, "model_intake.import"),
+        ("GET", f"{ADMIN}/registry/intakes"): _operator(Op.CATALOG_READ),
+        ("GET", INTAKE): _operator(Op.CATALOG_READ),
+        ("GET", f"{INTAKE}/events"): _operator(Op.CATALOG_READ),
+        ("PUT", INTAKE_PART): _operator(Op.CATALOG_WRITE),
+        ("POST", f"{INTAKE}/complete"): _operator(Op.CATALOG_WRITE, "model_intake.complete"),
+        ("POST", f"{INTAKE}/cancel"): _operator(Op.CATALOG_WRITE, "model_intake.cancel"),
+        ("GET", f"{ADMIN}/model-versions"): _operator(Op.CATALOG_READ),
+        ("GET", MODEL_VERSION): _operator(Op.CATALOG_READ),
+        ("GET", f"{MODEL_VERSION}/manifest"): _operator(Op.CATALOG_READ),
+        ("POST", f"{MODEL_VERSION}/verify"): _operator(Op.CATALOG_WRITE, "model_version.verify"),
+        ("POST", f"{MODEL_VERSION}/deprecate"): _operator(Op.CATALOG_WRITE, "model_version.deprecate"),
         ("GET", f"{ADMIN}/deployments"): _operator(Op.CATALOG_READ),
         ("POST", f"{ADMIN}/deployments"): _operator(Op.CATALOG_WRITE, "deployment.create"),
         ("GET", f"{ADMIN}/deployments/{{deployment_id}}"): _operator(Op.CATALOG_READ),

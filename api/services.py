@@ -31,6 +31,8 @@ class Services:
     passwords: Hasher = field(default_factory=Hasher)
     replays: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # one what-if at a time
 
+    watchers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(32))  # streams of progress
+
     previous_signing: tuple[bytes, ...] = ()  # what these signed is still believed
 
     @property

@@ -298,6 +298,7 @@ def _deployment(row: DeploymentRow, desired: DesiredRow, version: ModelVersionRo
         max_scale=desired.max_scale,
         epoch=desired.epoch,
         created_at=row.created_at,
+        sha256=version.sha256,
     )
 
 

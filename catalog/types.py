@@ -137,6 +137,7 @@ class Deployment(msgspec.Struct, frozen=True):
     max_scale: int
     epoch: int
     created_at: datetime
+    sha256: str = ""  # of the weights; what the version is pinned by
 
 
 class ObservedReplica(msgspec.Struct, frozen=True):

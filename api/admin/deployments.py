@@ -16,8 +16,10 @@ from api.permissions import ADMIN
 from api.schemas import Input, Output, problems
 from api.services import Services
 from catalog import deployments, models
+from catalog.registry import versions
 from catalog.types import Deployment, DeploymentChange, DeploymentKind, EngineKind, NewDeployment
 from core import keyspace
+from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id, parse_id
 from core.pagination import page_in_memory
 from core.resp import RespError, RespUnavailable
@@ -83,7 +85,8 @@ class DeploymentIn(_WithCredential):
     """A new deployment of a version: local (a process on the controller's host) or external (a URL)."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=63)]
-    version_id: Annotated[str, Field(max_length=64)]
+    version_id: Annotated[str, Field(max_length=64, description="The version, mver_…; or `version`.")] = ""
+    version: Annotated[str, Field(max_length=220, description="The version pinned as `name@number:sha256`.")] = ""
     kind: KindName
     engine: EngineName
     upstream_model: Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f]*$")]
@@ -124,6 +127,9 @@ class DeploymentOut(Output):
     name: str
     model_id: str
     version_id: str
+    sha256: str = Field(
+        description="Of the weights that it serves; empty for an external one whose weights nobody knows."
+    )
     kind: KindName
     engine: EngineName
     upstream_model: str
@@ -175,6 +181,7 @@ def _out(found: Deployment, state: DeploymentState | None) -> DeploymentOut:
         name=found.name,
         model_id=format_id(IdKind.MODEL, found.model_id),
         version_id=format_id(IdKind.MODEL_VERSION, found.version_id),
+        sha256=found.sha256,
         kind=found.kind,
         engine=found.engine,
         upstream_model=found.upstream_model,
@@ -200,10 +207,20 @@ def _out(found: Deployment, state: DeploymentState | None) -> DeploymentOut:
     )
 
 
-def _new(body: DeploymentIn) -> NewDeployment:
+async def _version(session: AsyncSession, body: DeploymentIn) -> UUID:
+    """Return the version that is asked for, by its id or by its reference."""
+    if bool(body.version_id) == bool(body.version):
+        message = "Say which version: either version_id, or version as name@number:sha256."
+        raise PlatformError("INVALID_DEPLOYMENT", ErrorKind.INVALID, message, param="version_id")
+    if body.version:
+        return await versions.pinned(session, body.version)
+    return parse_id(IdKind.MODEL_VERSION, body.version_id)
+
+
+def _new(body: DeploymentIn, version_id: UUID) -> NewDeployment:
     return NewDeployment(
         name=body.name,
-        version_id=parse_id(IdKind.MODEL_VERSION, body.version_id),
+        version_id=version_id,
         kind=body.kind,
         engine=body.engine,
         upstream_model=body.upstream_model,
@@ -238,10 +255,10 @@ async def create_deployment(
     body: DeploymentIn, session: Session, act: CurrentAct, services: CurrentServices
 ) -> DeploymentOut:
     """Serve a version. Gateways see it within a second; a cold one is woken by its first call."""
-    version_id = parse_id(IdKind.MODEL_VERSION, body.version_id)
+    version_id = await _version(session, body)
     await entitlements.lock(session, await models.name_of_version(session, version_id))
     deployment_id = await deployments.create(
-        session, _new(body), sealing_key=services.sealing_key, now=services.clock.now()
+        session, _new(body, version_id), sealing_key=services.sealing_key, now=services.clock.now()
     )
     await _check_promises(session, deployment_id)
     act.on(deployment_id, name=body.name, kind=body.kind.value)

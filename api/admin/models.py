@@ -6,12 +6,14 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import Field, StringConstraints
 
+from api.admin.registry_shapes import ModelVersionOut, ModelVersionPage, version_out
 from api.deps import CurrentAct, CurrentPaging, CurrentServices, ModelId, ReadSession, Session
 from api.guard import GuardedRoute
 from api.permissions import ADMIN
 from api.schemas import Input, Output, problems
 from catalog import models
-from catalog.types import Model, ModelVersion, NewVersion
+from catalog.registry import versions
+from catalog.types import Model, NewVersion
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind, format_id, parse_id
 from core.pagination import page_in_memory
@@ -61,28 +63,6 @@ class VersionIn(Input):
     make_current: bool = Field(True, description="Let the model's own name lead to it.")
 
 
-class ModelVersionOut(Output):
-    """A version."""
-
-    id: str
-    model_id: str
-    number: int
-    source: str
-    sha256: str
-    licence: str
-    context_max: int
-    template_tokens: int
-    bytes_per_token_milli: int
-    created_at: datetime
-
-
-class ModelVersionPage(Output):
-    """Newest first; `next_after` is null at the end."""
-
-    items: list[ModelVersionOut]
-    next_after: str | None
-
-
 class AliasIn(Input):
     """A public name and the version it leads to from now on."""
 
@@ -105,21 +85,6 @@ def _model(model: Model) -> ModelOut:
         description=model.description,
         retired=model.retired,
         created_at=model.created_at,
-    )
-
-
-def _version(version: ModelVersion) -> ModelVersionOut:
-    return ModelVersionOut(
-        id=format_id(IdKind.MODEL_VERSION, version.id),
-        model_id=format_id(IdKind.MODEL, version.model_id),
-        number=version.number,
-        source=version.source,
-        sha256=version.sha256,
-        licence=version.licence,
-        context_max=version.context_max,
-        template_tokens=version.template_tokens,
-        bytes_per_token_milli=version.bytes_per_token_milli,
-        created_at=version.created_at,
     )
 
 
@@ -152,16 +117,17 @@ async def add_version(
         session, model_id, new, now=services.clock.now(), make_current=body.make_current
     )
     act.on(version_id, model_id=format_id(IdKind.MODEL, model_id), current=body.make_current)
-    (made,) = [found for found in await models.list_versions(session, model_id) if found.id == version_id]
-    return _version(made)
+    return version_out(await versions.get(session, version_id), services.clock.now())
 
 
 @router.get(f"{ADMIN}/models/{{model_id}}/versions", summary="List a model's versions")
-async def list_versions(model_id: ModelId, session: ReadSession, paging: CurrentPaging) -> ModelVersionPage:
-    found = await models.list_versions(session, model_id)
+async def list_versions(
+    model_id: ModelId, session: ReadSession, paging: CurrentPaging, services: CurrentServices
+) -> ModelVersionPage:
+    found = await versions.list_all(session, await models.name_of(session, model_id))
     page = page_in_memory(found, paging.after, paging.limit, lambda version: version.id)
     return ModelVersionPage(
-        items=[_version(version) for version in page.items],
+        items=[version_out(version, services.clock.now()) for version in page.items],
         next_after=page.next_after and format_id(IdKind.MODEL_VERSION, page.next_after),
     )
 

@@ -145,6 +145,8 @@ class RegisteredVersion(msgspec.Struct, frozen=True):
     sha256: str
     licence: str
     context_max: int
+    template_tokens: int
+    bytes_per_token_milli: int
     size_bytes: int
     facts: Facts
     provenance: dict[str, Any]

@@ -209,6 +209,8 @@ def _version(row: ModelVersionRow, model: ModelRow) -> RegisteredVersion:
         sha256=row.sha256,
         licence=row.licence,
         context_max=row.context_max,
+        template_tokens=row.template_tokens,
+        bytes_per_token_milli=row.bytes_per_token_milli,
         size_bytes=row.size_bytes,
         facts=msgspec.convert(row.facts, Facts),
         provenance=row.provenance,

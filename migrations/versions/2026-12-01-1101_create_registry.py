@@ -30,7 +30,7 @@ STATEMENTS = (
     # The same weights are one version of a model, however often and by how many they are sent.
     "CREATE UNIQUE INDEX model_version_model_id_sha256_key ON model_version (model_id, sha256) WHERE manifest <> ''",
     # An engine starts from nothing that has no hash; the packaged model of older homes gets the one it has.
-    f"UPDATE model_version SET sha256 = '{PACKAGED_SHA256}' WHERE source = '{PACKAGED}' AND sha256 = ''",
+    f"UPDATE model_version SET sha256 = '{PACKAGED_SHA256}' WHERE source = '{PACKAGED}' AND sha256 = ''",  # noqa: S608 - ours, both
     # What a version is never changes: neither its number, nor its hash, nor where it lies.
     "REVOKE UPDATE ON model_version FROM tidegate_app",
     """
