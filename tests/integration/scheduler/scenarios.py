@@ -115,14 +115,14 @@ STORM = Scenario(
     platform=16,
 )
 
-# Three tenants that always wait, of unlike weights; on the second deployment each tells thrice of what it uses.
+# Three tenants that always wait, of unlike weights; on the second deployment some tell thrice of what they use.
 TURN_WEIGHTS = {_tenant(1): 0.5, _tenant(2): 1.0, _tenant(3): 4.0}
-TURN_MODELS = {1: _model(1, 8), 3: _model(2, 8)}  # by what is told
+TURN_MODELS = {_model(1, 8): (1, 1, 1), _model(2, 8): (1, 3, 3)}  # how many times of it each tells
 TURNS = Scenario(
     tuple(
         Line(model=model, tenant=tenant, tier=P, users=5, backlog=True, serves_s=(0.3, 0.5), weight=weight, guess=guess)
-        for guess, model in TURN_MODELS.items()
-        for tenant, weight in TURN_WEIGHTS.items()
+        for model, guesses in TURN_MODELS.items()
+        for (tenant, weight), guess in zip(TURN_WEIGHTS.items(), guesses, strict=True)
     )
 )
 
