@@ -95,6 +95,10 @@ bench-profile: setup-dev ## where the gateway's CPU goes, by stage (PYSPY=path o
 bench-hot-path: setup-dev ## calls, interpreter steps and least CPU of one request, in memory (ARGS="--list 60")
 	@$(BIN)/python -m bench.hot_path $(ARGS)
 
+.PHONY: bench-routing
+bench-routing: setup-dev ## what routing among replicas costs, and how it does on a trace (TRACE=mooncake_….jsonl)
+	@$(BIN)/python -m bench.routing $(if $(TRACE),--trace "$(TRACE)") $(ARGS)
+
 .PHONY: bench-revocation
 bench-revocation: setup-dev ## how soon four gateways obey (PROBE=program that measures, see bench/revocation.py)
 	@$(BIN)/python -m bench.revocation $(PROBE) $(ARGS)

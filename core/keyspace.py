@@ -43,6 +43,7 @@ key                         type     content and writer
                                      of the body, since when (ms), replica (gateways)
 ``{tg}:kept:<digest>``      string   the answer of a project that keeps them, sealed (gateways)
 ``{tg}:onces:…``            string   keys of a project that are done on a day; ``{tg}:keeps:…``: bytes kept, also of all
+``{tg}:routing:<depl.>``    hash     gateway → JSON of `scheduler.router.router.Report` (gateways, every two seconds)
 ``{tg}:state``              hash     deployment → JSON of `knative.types.DeploymentState` (controller)
 ``{tg}:wake:<deployment>``  string   somebody waits for this deployment (gateways; SET NX PX)
 ==========================  =======  =========================================================================
@@ -108,6 +109,10 @@ def onces(project_id: UUID, day: str) -> str:
 
 def keeps(day: str, project_id: UUID | None = None) -> str:
     return f"{{tg}}:keeps:{project_id.hex if project_id else 'all'}:{day}"
+
+
+def routing(deployment: str) -> str:
+    return f"{{tg}}:routing:{deployment}"
 
 
 def wake(deployment_id: UUID) -> str:

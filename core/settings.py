@@ -233,6 +233,7 @@ class Settings(BaseSettings):
     )
 
     home: Path = Path(".tidegate")
+    zone: str = ""  # where this host stands: gateways prefer engines of their own zone; empty: none is far
     secrets: Secrets
     database: Database
     valkey: Valkey

@@ -49,8 +49,9 @@ def fingerprint(deployment: Deployment) -> str:
 class LocalBackend:
     """The engines of this host, by seat."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, zone: str = "") -> None:
         self._folder = folder
+        self.zone = zone  # where this host stands
         self._records: dict[Seat, Record] = {}
         self._children: dict[Seat, subprocess.Popen[bytes]] = {}
         self._notes: dict[Seat, str] = {}  # why the last start did not work, until somebody looks

@@ -273,7 +273,7 @@ class Reign:
         records = {index: self._backend.record(Seat(deployment_id, index)) for index in lives}
         deployment, epoch = self._deployments.get(deployment_id), 0
         if deployment is not None:  # else it is retired: gateways have forgotten it already
-            seen = {index: Seen(life, _endpoint(records[index])) for index, life in lives.items()}
+            seen = {index: Seen(life, _endpoint(records[index], self._backend.zone)) for index, life in lives.items()}
             loads_ms, now_us = self._records.loads(deployment_id), self._clock.now_us()
             state = summarize(deployment_id, seen, loads_ms, now_us)
             memory = {"gpu_memory_mb": deployment.gpu_memory_mb, "kv_request_mb": deployment.kv_request_mb}
@@ -282,8 +282,8 @@ class Reign:
             self._records.note(_replica(Seat(deployment_id, index), life, records[index], self._term, epoch))
 
 
-def _endpoint(record: Record | None) -> Endpoint | None:
-    return Endpoint(record.replica_id.hex, record.url) if record else None
+def _endpoint(record: Record | None, zone: str) -> Endpoint | None:
+    return Endpoint(record.replica_id.hex, record.url, zone) if record else None
 
 
 def _outside_state(deployment: Deployment, outside: Outside) -> DeploymentState:

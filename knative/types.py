@@ -43,10 +43,11 @@ def parse_seat(name: str) -> Seat:
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """One engine that answers: ``http://127.0.0.1:4711`` or ``unix:/path`` (no /v1)."""
+    """One engine that answers: ``http://127.0.0.1:4711`` or ``unix:/path`` (no /v1). `zone` is where it stands."""
 
     replica: str
     url: str
+    zone: str = ""
 
 
 class DeploymentState(msgspec.Struct, frozen=True):

@@ -46,6 +46,8 @@ from engine.client import UpstreamPool
 from engine.tls_client import TlsClient, UpstreamClient
 from knative.wake import StateFeed
 from scheduler.admission import Admission
+from scheduler.router.router import Router
+from scheduler.routing_feed import RoutingFeed
 from scheduler.saturation import read_part_full
 from tenants.credentials import Peppers, peppers_of
 from tenants.oidc.clients import Clients
@@ -151,6 +153,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         new_keys=new_keys,
         previous_peppers=peppers.previous,
         rehash=rehash.note,
+        router=Router(zone=settings.zone),
     )
     gateway.cold_app = ColdApp(gateway, proxy, Readiness(gateway, admission))
     keeper = keeper_of(gateway, settings, admission, states)
@@ -158,7 +161,9 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
     refusal_writer = RefusalWriter(gateway.refusals, sessions, new_uuid, metrics.add)
     try:
         await join(settings, clock, admission, states)
+        feed = RoutingFeed(valkey, gateway.router, gateway=replica, clock=clock)
         work = [sweeper.run(gateway), register.run(), refusal_writer.run(), rehash.run(), bearers.run(), keeper.run()]
+        work.append(feed.run())
         yield gateway, follower, work
     finally:
         await keeper.close()

@@ -1,9 +1,8 @@
 """What one gateway process is made of, handed to every stage. Built in `app.run`, or by a test."""
 
 import asyncio
-import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -25,6 +24,7 @@ from core.clock import Clock
 from core.settings import Gateway as GatewaySettings
 from engine.client import UpstreamPool
 from engine.tls_client import UpstreamClient
+from scheduler.router.router import Router
 from tenants.types import Principal
 
 
@@ -101,7 +101,7 @@ class Gateway:
     held: dict[UUID, int] = field(default_factory=dict)  # deployment → callers that wait here for its wake
     retries: RetryBudget = field(default_factory=RetryBudget)
     part_full: Callable[[UUID], Awaitable[float]] = _none_full  # of a deployment's replicas, by their own figures
-    turns: Iterator[int] = field(default_factory=itertools.count)  # equal replicas take turns
+    router: Router = field(default_factory=Router)  # among replicas, where a deployment has several
     seen_limits: SeenLimits = field(default_factory=SeenLimits)
     admission_metrics: AdmissionMetrics = field(default_factory=AdmissionMetrics)
     heads: dict[bytes, tuple[Head, str, bool]] = field(default_factory=dict)  # by shape: endpoint, kept alive

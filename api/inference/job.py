@@ -9,6 +9,7 @@ from api.inference.relay import Relay
 from api.inference.request import Call
 from api.inference.wire import Head
 from core.ids import IdKind
+from scheduler.router.fleet import Choice
 from tenants.types import Principal
 
 _PREFIX = IdKind.GENERATION.value + "_"
@@ -57,6 +58,7 @@ class Job:
     __slots__ = (
         "admitted_at_us",
         "call",
+        "choice",
         "claim",
         "grant",
         "id",
@@ -94,6 +96,7 @@ class Job:
         self.grant: Any = None  # what admission gave, until it is given back
         self.limits: bytes = b""  # header lines of the caller's limits
         self.relay: Relay | None = None
+        self.choice: Choice | None = None  # of a replica for the next attempt, where there are several
         self.retried = False  # sent to a second replica, whichever model serves
 
     def rename(self, request_id: UUID) -> None:

@@ -11,10 +11,12 @@ from api.inference.sse import EventFilter
 from core.errors import ErrorKind, PlatformError
 from engine.client import Call, Failure
 from engine.refusals import blames_caller, explain
+from scheduler.router.replica import Outcome
 from tenants.types import Principal
 
 BUFFERED_MAX = 64 * 1024 * 1024
 ERROR_BODY_MAX = 64 * 1024
+SICK = frozenset({500, 502, 504})  # what an engine says that is not well; 429 and 503: it has too much to do
 
 
 class StreamClient(Protocol):
@@ -133,6 +135,19 @@ class Relay:
         if self.status != 200:
             return _status_error(self.status, b"".join(self.body), self.retry_after)
         return None
+
+    @property
+    def says(self) -> Outcome:
+        """What the attempt says of the replica."""
+        if self.failure is Failure.CONNECT:
+            return Outcome.REFUSED
+        if self.cut is not None:
+            return Outcome.FAILED if self.cut.code == "UPSTREAM_TIMEOUT" else Outcome.NOTHING
+        if self.preempted or self.failure is Failure.QUEUE_FULL or not self.done.done():
+            return Outcome.NOTHING  # we ended it, or never began
+        if self.failure is not None or self.status in SICK:
+            return Outcome.FAILED
+        return Outcome.WELL if self.status == 200 else Outcome.NOTHING
 
     @property
     def retryable(self) -> bool:

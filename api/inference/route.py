@@ -1,4 +1,4 @@
-"""Stage five: which replica answers: the one with the fewest calls of ours, and a wake when all sleep."""
+"""Stage five: which replica answers (`scheduler.router`, where there are several), and a wake when all sleep."""
 
 from uuid import UUID
 
@@ -9,22 +9,32 @@ from api.inference.retries import FULL_PART
 from catalog.types import DeploymentKind
 from engine.client import Target
 from knative.types import DeploymentState, ReplicaState
-from scheduler.router import pick
 
+GENERATE = frozenset({"chat", "completions"})  # of whose prompts engines keep what they have read
 EXTERNAL = DeploymentKind.EXTERNAL
 ANSWERING = frozenset({ReplicaState.READY, ReplicaState.IDLE})
 
 
 def route(gateway: Gateway, job: Job, *, besides: Target | None = None) -> Target | None:
     """Return the replica to ask, another one than `besides` when there is another; None when all sleep."""
-    model = job.offer.model
+    model, job.choice = job.offer.model, None
     if model.kind is EXTERNAL:
         return gateway.pool.target(model.base_url)
     state = gateway.states.current(model.deployment_id)
     if state is None or state.state not in ANSWERING or not state.endpoints:
         return None
-    targets = [gateway.pool.target(endpoint.url) for endpoint in state.endpoints]
-    return pick(targets, besides=besides, turn=next(gateway.turns), now=gateway.now)
+    return _of(gateway, job, state, besides.url if besides is not None else "")
+
+
+def _of(gateway: Gateway, job: Job, state: DeploymentState, besides: str = "") -> Target:
+    """Return one of the replicas of a state; `job.choice` says which, where there are several."""
+    endpoints = state.endpoints
+    if len(endpoints) == 1:
+        return gateway.pool.target(endpoints[0].url)
+    call = job.call
+    salt = job.offer.principal.cache_salt if call.endpoint in GENERATE else None
+    job.choice = choice = gateway.router.pick(state, call.body, call.begin, salt, gateway.now, besides=besides)
+    return gateway.pool.target(choice.replica.url)
 
 
 async def wake(gateway: Gateway, job: Job) -> Target:
@@ -49,8 +59,7 @@ async def wake(gateway: Gateway, job: Job) -> Target:
             del held[model.deployment_id]
     if state.state not in ANSWERING or not state.endpoints:
         raise errors.model_loading(state.eta_s, round(patience_s))
-    targets = [gateway.pool.target(endpoint.url) for endpoint in state.endpoints]
-    return pick(targets, turn=next(gateway.turns), now=gateway.now)
+    return _of(gateway, job, state)
 
 
 async def may_retry(gateway: Gateway, deployment_id: UUID) -> bool:

@@ -1,5 +1,7 @@
 """Stage six: send the request to the engine and wait for the end of its answer. Chunks do not pass through here."""
 
+import asyncio
+
 from api.inference import estimate
 from api.inference.count import TOKENIZE, tokenize_llama
 from api.inference.gateway import Gateway
@@ -9,6 +11,7 @@ from api.inference.sse import EventFilter
 from catalog.types import EngineKind
 from core.tiers import Tier
 from engine.client import Target
+from scheduler.router.fleet import Choice
 
 PATHS = {
     "chat": "/v1/chat/completions",
@@ -34,18 +37,7 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
         job.relay = await tokenize_llama(gateway, job, target)
         return
     done = gateway.loop.create_future()
-    relay: Relay
-    if call.stream:
-        events = EventFilter(
-            offer.model.upstream_model,
-            offer.model.name,
-            include_usage=call.include_usage,
-            chat=call.endpoint == "chat",
-        )
-        relay = StreamRelay(done, gateway.clock.monotonic, client, events, gateway.metrics.gap.observe)
-        client.begin_stream(stream_headers(job))
-    else:
-        relay = Relay(done, gateway.clock.monotonic)
+    relay = _streaming(gateway, job, client, done) if call.stream else Relay(done, gateway.clock.monotonic)
     job.relay = relay
     relay.principal = offer.principal
     sent_at = gateway.clock.monotonic()
@@ -65,6 +57,8 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
         grant.on_asked = relay.give_place
     if call.stream:  # a buffered answer is kept here, however slowly the client reads
         client.attach(relay.call)
+    if (choice := job.choice) is not None:
+        choice.sent()
     try:
         await done
     except BaseException:
@@ -75,10 +69,27 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
         gateway.relays.discard(relay)
         if call.stream:
             client.attach(None)
+        if choice is not None:
+            _tell(choice, relay, sent_at)
     if relay.preempted:
         job.yields = True
         job.wasted_calls += 1
         job.wasted_us += int((gateway.clock.monotonic() - sent_at) * 1_000_000)
+
+
+def _streaming(gateway: Gateway, job: Job, client: Client, done: asyncio.Future[None]) -> Relay:
+    """Begin the caller's stream, and return what fills it."""
+    call, model = job.call, job.offer.model
+    events = EventFilter(
+        model.upstream_model, model.name, include_usage=call.include_usage, chat=call.endpoint == "chat"
+    )
+    client.begin_stream(stream_headers(job))
+    return StreamRelay(done, gateway.clock.monotonic, client, events, gateway.metrics.gap.observe)
+
+
+def _tell(choice: Choice, relay: Relay, sent_at: float) -> None:
+    """Tell the router how the attempt went."""
+    choice.ended(relay.says, relay.first_at and relay.first_at - sent_at, relay.monotonic())
 
 
 def fields(job: Job) -> bytes:

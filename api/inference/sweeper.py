@@ -20,6 +20,7 @@ def sweep(gateway: Gateway, now: float) -> None:
             gateway.metrics.add("timeouts_total")
             relay.time_out()
     gateway.pool.listen(now)
+    gateway.router.look(now, lambda url: gateway.pool.target(url).silent_since)
     gateway.log.flush(gateway.loop)
 
 

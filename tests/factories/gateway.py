@@ -32,6 +32,7 @@ from engine.client import UpstreamPool
 from engine.tls_client import TlsClient, UpstreamClient
 from knative.types import DeploymentState, Endpoint, ReplicaState
 from scheduler import recount
+from scheduler.router.router import Router
 from scheduler.types import Entitlement, Prepared
 from tenants.api_keys import digest, mint
 from tenants.types import Limit, LimitLevel, LimitMetric, Principal
@@ -351,6 +352,7 @@ async def rig(
         upstream=UpstreamClient(pool, tls),
         metrics=metrics,
         log=AccessLog(None, metrics.add),
+        router=Router(random=lambda: 0.0),  # of equals always the first
     )
     proxy = ControlProxy(None)
 
