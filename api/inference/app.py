@@ -166,18 +166,12 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         work.append(feed.run())
         yield gateway, follower, work
     finally:
-        await keeper.close()
-        await bearers.close()
-        await new_keys.close()
-        await refusal_writer.close()
-        await states.close()
-        await admission.close()
+        for part in (keeper.close, bearers.close, new_keys.close, refusal_writer.close, states.close, admission.close):
+            await part()
         await gateway.log.close(loop)
         await asyncio.to_thread(spool.close)
-        await pool.close()
-        await tls.close()
-        await proxy.close()
-        await valkey.close()
+        for part in (pool.close, tls.close, proxy.close, valkey.close):
+            await part()
         await engine.dispose()
 
 
