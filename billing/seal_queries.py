@@ -2,6 +2,7 @@
 
 Seals cover every transaction with its transfers, and as *records* the rows of other tables that do not change any more.
 A record's facts are all columns of its row that are set, those a later migration adds too: these must allow null.
+Both are named in `seal_queue` by triggers, in the transaction that writes them; a new kind of record needs one too.
 What a kind of record covers never changes: what was sealed before would differ. A column that begins to change stands
 in the facts with its first value, by which it was sealed (`first`); one that a migration fills in old rows is left out.
 """
@@ -120,22 +121,60 @@ async def lock_seals(session: AsyncSession) -> None:
 
 
 async def unsealed(session: AsyncSession, limit: int) -> Sequence[Row[Any]]:
-    """Return transactions that no seal covers, in the order of their ids, with all their facts."""
-    statement = f"""
-        {_FACTS} WHERE NOT EXISTS (SELECT FROM ledger_leaf f WHERE f.tx_id = x.id) ORDER BY x.id LIMIT :limit
+    """Return transactions that wait for their seal, in the order of their ids, with all their facts."""
+    queue = "SELECT tx_id FROM seal_queue WHERE tx_id IS NOT NULL ORDER BY tx_id LIMIT :limit"
+    ids = list((await session.scalars(text(queue), {"limit": limit})).all())
+    if not ids:
+        return []
+    # two statements, since what was last counted of a queue says nothing: no plan may read the whole ledger for it
+    return (await session.execute(text(f"{_FACTS} WHERE x.id = ANY(:ids) ORDER BY x.id"), {"ids": ids})).all()
+
+
+async def unsealed_records(session: AsyncSession, record: str, limit: int) -> list[tuple[str, str]]:
+    """Return key and facts of rows of one of `RECORDS` that wait for their seal, in the order of their keys."""
+    queue = "SELECT key FROM seal_queue WHERE record = :record ORDER BY key LIMIT :limit"
+    keys = list((await session.scalars(text(queue), {"record": record, "limit": limit})).all())
+    return sorted((await record_facts(session, record, keys)).items()) if keys else []
+
+
+async def leave_queue(session: AsyncSession, leaves: Sequence[Leaf]) -> None:
+    """Take out of the queue what has a leaf now; the table refuses any other."""
+    await session.execute(
+        text("DELETE FROM seal_queue WHERE tx_id = ANY(:ids)"), {"ids": [leaf.tx_id for leaf in leaves if leaf.tx_id]}
+    )
+    keys: dict[str, list[str]] = {}
+    for leaf in leaves:
+        if leaf.record is not None and leaf.key is not None:
+            keys.setdefault(leaf.record, []).append(leaf.key)
+    for record, wanted in keys.items():
+        statement = "DELETE FROM seal_queue WHERE record = :record AND key = ANY(:keys)"
+        await session.execute(text(statement), {"record": record, "keys": wanted})
+
+
+async def waiting(session: AsyncSession) -> int:
+    """Return how many rows wait for their seal."""
+    return int((await session.execute(text("SELECT count(*) FROM seal_queue"))).scalar_one())
+
+
+async def first_skipped(session: AsyncSession) -> str | None:
+    """Return the first row that no seal covers and that does not wait for one: looked for in all there are."""
+    unsealed = """
+        SELECT x.id::text FROM ledger_tx x
+        WHERE NOT EXISTS (SELECT FROM ledger_leaf f WHERE f.tx_id = x.id)
+          AND NOT EXISTS (SELECT FROM seal_queue q WHERE q.tx_id = x.id) ORDER BY x.id LIMIT 1
     """
-    return (await session.execute(text(statement), {"limit": limit})).all()
-
-
-async def unsealed_records(session: AsyncSession, record: str, limit: int) -> Sequence[Row[Any]]:
-    """Return key and facts of rows of one of `RECORDS` that no seal covers, in the order of their keys."""
-    one = RECORDS[record]
-    statement = f"""
-        SELECT r.* FROM (SELECT {one.name} AS key, {one.facts} AS facts FROM {one.table} t WHERE {one.when}) r
-        WHERE NOT EXISTS (SELECT FROM ledger_leaf f WHERE f.record = :record AND f.key = r.key)
-        ORDER BY r.key LIMIT :limit
-    """  # noqa: S608 - built of constants
-    return (await session.execute(text(statement), {"record": record, "limit": limit})).all()
+    found: str | None = (await session.scalars(text(unsealed))).first()
+    for record, one in RECORDS.items():
+        if found is None:
+            statement = f"""
+                SELECT r.key FROM (SELECT {one.name} AS key FROM {one.table} t WHERE {one.when}) r
+                WHERE NOT EXISTS (SELECT FROM ledger_leaf f WHERE f.record = :record AND f.key = r.key)
+                  AND NOT EXISTS (SELECT FROM seal_queue q WHERE q.record = :record AND q.key = r.key)
+                ORDER BY r.key LIMIT 1
+            """  # noqa: S608 - built of constants
+            key = (await session.scalars(text(statement), {"record": record})).first()
+            found = None if key is None else f"{record} {key}"
+    return found
 
 
 async def last_seal(session: AsyncSession) -> Row[Any] | None:

@@ -116,7 +116,7 @@ def _unlinked(row: Row[Any], before: SealHead) -> str:
 
 
 async def seal(session: AsyncSession, anchor: SealHead | None = None) -> int:
-    """Seal at most `SEAL_MAX` rows that no seal covers; returns how many.
+    """Seal at most `SEAL_MAX` rows of those that wait for it; returns how many.
 
     Args:
         session: a transaction of its own.
@@ -131,16 +131,17 @@ async def seal(session: AsyncSession, anchor: SealHead | None = None) -> int:
     for record in queries.RECORDS:
         found = await queries.unsealed_records(session, record, SEAL_MAX - len(leaves))
         leaves += [
-            Leaf(None, record, row.key, record_hash(record, row.facts), len(leaves) + n) for n, row in enumerate(found)
+            Leaf(None, record, key, record_hash(record, facts), len(leaves) + n) for n, (key, facts) in enumerate(found)
         ]
-    found = await queries.unsealed(session, SEAL_MAX - len(leaves))
-    leaves += [Leaf(row.id, None, None, leaf_hash(row.facts), len(leaves) + n) for n, row in enumerate(found)]
+    rows = await queries.unsealed(session, SEAL_MAX - len(leaves))
+    leaves += [Leaf(row.id, None, None, leaf_hash(row.facts), len(leaves) + n) for n, row in enumerate(rows)]
     if not leaves:
         return 0
     seq, root = before.seq + 1, merkle_root([leaf.hash for leaf in leaves])
     sealed = seal_hash(seq, len(leaves), root, before.hash)
     await queries.insert_seal(session, seq, len(leaves), root=root, prev=before.hash, sha256=sealed)
     await queries.insert_leaves(session, seq, leaves)
+    await queries.leave_queue(session, leaves)
     return len(leaves)
 
 

@@ -19,6 +19,7 @@ from billing import (
     reconcile,
     rerating,
     rerating_post,
+    seal_queries,
     seals,
     usage_days,
     verify,
@@ -85,7 +86,10 @@ async def seal_ledger(context: TaskContext) -> None:
         if moved:
             log.info("ledger.head_anchored", seq=newest.seq, hash=newest.hash.hex(), leaves=count)
         if count < seals.SEAL_MAX:
-            return
+            break
+    async with transaction(context.sessions) as session:
+        waiting = await seal_queries.waiting(session)
+    context.figures.set("ledger_unsealed_rows", "Rows of the books that wait for their seal, after sealing.", waiting)
 
 
 async def ensure_partitions(context: TaskContext) -> None:
@@ -172,11 +176,11 @@ async def _rerate(context: TaskContext, session: AsyncSession, arguments: Mappin
 
 
 TASKS: tuple[Task, ...] = (
-    Periodic("billing.verify_ledger", verify_ledger, every_s=3600, timeout_s=1800),
-    Periodic("billing.reconcile_books", reconcile_books, every_s=3600, timeout_s=600),
+    Periodic("billing.verify_ledger", verify_ledger, every_s=3600, timeout_s=1800, apart=True),
+    Periodic("billing.reconcile_books", reconcile_books, every_s=3600, timeout_s=600, apart=True),
     Periodic("billing.seal_ledger", seal_ledger, every_s=300),
     Periodic("billing.ensure_partitions", ensure_partitions, every_s=3600),
-    Periodic("billing.drop_usage_days", drop_usage_days, every_s=21_600, timeout_s=3600),
+    Periodic("billing.drop_usage_days", drop_usage_days, every_s=21_600, timeout_s=3600, apart=True),
     Periodic("billing.note_key_use", note_key_use, every_s=300),
     Periodic("billing.forget_repeats", idempotency.forget, every_s=3600),
     Periodic("billing.watch_quarantine", watch_quarantine, every_s=60),

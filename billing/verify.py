@@ -13,6 +13,7 @@ from billing import (
     anchors,
     day_chain,
     periods,
+    seal_queries,
     seals,
     usage_day_queries,
     verify_queries,
@@ -59,7 +60,7 @@ async def check(session: AsyncSession, anchor: SealHead | None = None, tell: Tel
     versions against their hashes; every event and every re-rating of one rated again; transfers against accounts, kinds
     and what was asked for; balances against transfers and bounds; debits against credits; events against transfers and
     rollups; quarantined events against what the gateway wrote and what was decided; as many transactions as each
-    tenant had.
+    tenant had; what no seal covers against what waits for one.
     """
     tell("seals and closed months")
     altered = await _sealed(session, anchor)
@@ -77,7 +78,12 @@ async def check(session: AsyncSession, anchor: SealHead | None = None, tell: Tel
     if finding is not None:
         return finding
     tell("usage_quarantine")
-    return await _quarantine(session)
+    finding = await _quarantine(session)
+    if finding is not None:
+        return finding
+    tell("what no seal covers")
+    skipped = await seal_queries.first_skipped(session)
+    return None if skipped is None else Finding("seal_queue", skipped, "no seal covers it and it waits for none")
 
 
 async def _sealed(session: AsyncSession, anchor: SealHead | None) -> Finding | None:

@@ -42,12 +42,16 @@ class TaskContext:
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """Runs every `every_s` seconds, at most `timeout_s` long; a run that could not start in time is dropped."""
+    """Runs every `every_s` seconds, at most `timeout_s` long; a run that could not start in time is dropped.
+
+    `apart`: it may take minutes, so it runs in a thread of its own (`core.lane`), and the others go on meanwhile.
+    """
 
     name: str
     run: Callable[[TaskContext], Awaitable[None]]
     every_s: float
     timeout_s: float = TIMEOUT_S
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

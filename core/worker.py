@@ -1,7 +1,8 @@
 """The worker: Celery with its beat, in one process with one asyncio loop, running what packages list in `TASKS`.
 
 Pool *solo*: tasks run one after the other in this process, which costs no second copy of the program. Their time limits
-are asyncio's, because solo has none of its own. Nothing is opened at import, so the process may be a fork.
+are asyncio's, because solo has none of its own. What may take minutes runs apart, in a thread (`core.lane`), and holds
+nobody. Nothing is opened at import, so the process may be a fork.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from core import db, logging, outbox, telemetry
 from core.clock import SystemClock
+from core.lane import Lane
 from core.settings import Settings
 from core.tasks import Job, Periodic, Task, TaskContext
 
@@ -96,6 +98,7 @@ class Tasks:
     """Runs tasks on the process's loop, and counts them. No exception leaves: a failure is logged and counted."""
 
     runner: asyncio.Runner
+    lane: Lane
     context: TaskContext
     registry: CollectorRegistry
     jobs: Mapping[str, Job]
@@ -105,18 +108,24 @@ class Tasks:
         self.metrics = telemetry.worker_metrics(self.registry)
 
     def run_periodic(self, task: Periodic) -> None:
-        async def limited() -> str:
-            async with asyncio.timeout(task.timeout_s):
-                await task.run(self.context)
-            return "done"
+        async def run(context: TaskContext) -> None:
+            async def limited() -> str:
+                async with asyncio.timeout(task.timeout_s):
+                    await task.run(context)
+                return "done"
 
-        self._measured(task.name, limited)
+            await self._measured(task.name, limited)
+
+        if not task.apart:
+            self.runner.run(run(self.context))
+        elif not self.lane.start(task.name, run):
+            log.info("task.still_running", task=task.name)
 
     def execute(self, row_id: int) -> None:
         async def limited() -> str:
             return (await outbox.execute(self.context, self.jobs, row_id)).value
 
-        self._measured(EXECUTE, limited)
+        self.runner.run(self._measured(EXECUTE, limited))
 
     def relay(self, send: Callable[[int], object]) -> None:
         """Send open outbox rows; one that cannot be sent now comes again by itself."""
@@ -127,7 +136,7 @@ class Tasks:
             return "done"
 
         rows: list[int] = []
-        self._measured(RELAY, claim)
+        self.runner.run(self._measured(RELAY, claim))
         for row_id in rows:
             send(row_id)
 
@@ -140,10 +149,10 @@ class Tasks:
         finally:
             telemetry.write_snapshot(self.registry, context.settings, "worker")
 
-    def _measured(self, name: str, work: Callable[[], Coroutine[Any, Any, str]]) -> None:
+    async def _measured(self, name: str, work: Callable[[], Coroutine[Any, Any, str]]) -> None:
         started = self.context.clock.monotonic()
         try:
-            outcome = self.runner.run(work())
+            outcome = await work()
         except Exception as error:
             outcome = "failed"
             log.warning("task.failed", task=name, error=type(error).__name__, exc_info=True)
@@ -226,16 +235,21 @@ def serve(settings: Settings, ready: Callable[[], None], found: Iterable[Task]) 
     engine = db.create_engine(settings.database)
     registry = telemetry.create_registry()
     figures = telemetry.TaskFigures(registry)
-    context = TaskContext(settings, db.create_sessions(engine), SystemClock(), figures)
+
+    def make_context(sessions: db.Sessions) -> TaskContext:
+        return TaskContext(settings, sessions, SystemClock(), figures)
+
     jobs = {task.name: task for task in found if isinstance(task, Job)}
     with asyncio.Runner() as runner:
-        tasks = Tasks(runner, context, registry, jobs)
+        lane = Lane(settings, make_context)
+        tasks = Tasks(runner, lane, make_context(db.create_sessions(engine)), registry, jobs)
         app = create_app(settings)
         report = Periodic("worker.report", tasks.report, REPORT_EVERY_S)
         register(app, tasks, (report, *(task for task in found if isinstance(task, Periodic))))
         try:
             _work(app, settings, ready)
         finally:
+            lane.stop(STOP_TIMEOUT_S)
             runner.run(engine.dispose())
 
 

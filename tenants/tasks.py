@@ -62,7 +62,7 @@ async def roll_refusals(context: TaskContext) -> None:
 
 
 TASKS: tuple[Task, ...] = (
-    Periodic("tenants.verify_audit", verify_audit, every_s=3600, timeout_s=1800),
+    Periodic("tenants.verify_audit", verify_audit, every_s=3600, timeout_s=1800, apart=True),
     Periodic("tenants.erase_closed", erase_closed, every_s=3600),
     Periodic("tenants.roll_refusals", roll_refusals, every_s=3600),
 )

@@ -37,11 +37,26 @@ async def _effect(context: TaskContext, session: AsyncSession, arguments: Mappin
     await session.execute(EFFECT, {"action": arguments["action"]})
 
 
+async def _long(context: TaskContext) -> None:
+    async with db.transaction(context.sessions) as session:
+        await session.execute(EFFECT, {"action": "long began"})
+    async with db.transaction(context.sessions) as session:
+        await session.execute(text("SELECT pg_sleep(20)"))  # until it is cancelled
+
+
+async def _also(context: TaskContext) -> None:
+    async with context.valkey() as client, db.transaction(context.sessions) as session:
+        assert await client.call("PING") is not None
+        await session.execute(EFFECT, {"action": "also apart"})
+
+
+LONG = Periodic("test.long", _long, every_s=1, apart=True)
+ALSO = Periodic("test.also_long", _also, every_s=1, apart=True)
 TASKS = (Periodic("test.tick", _tick, every_s=1), Periodic("test.fail", _fail, every_s=1), Job("test.effect", _effect))
 
 
-def _serve(settings: Settings, pipe: Connection) -> None:
-    worker.serve(settings, lambda: pipe.send("ready"), TASKS)
+def _serve(settings: Settings, pipe: Connection, apart: tuple[Periodic, ...]) -> None:
+    worker.serve(settings, lambda: pipe.send("ready"), (*apart, *TASKS))
     pipe.send("ended")
 
 
@@ -62,9 +77,9 @@ async def start(settings: Settings) -> AsyncIterator[Callable[[], Any]]:
     """Start a worker; whatever is left is killed."""
     processes: list[Any] = []
 
-    async def start_one() -> tuple[Any, Connection]:
+    async def start_one(*apart: Periodic) -> tuple[Any, Connection]:
         ours, theirs = get_context("spawn").Pipe()
-        process = get_context("spawn").Process(target=_serve, args=(settings, theirs))
+        process = get_context("spawn").Process(target=_serve, args=(settings, theirs, apart))
         process.start()
         processes.append(process)
         assert await asyncio.to_thread(ours.poll, BOUND_S)
@@ -115,6 +130,34 @@ async def test_it_does_what_is_due_survives_a_lost_broker_and_ends_cleanly(
     assert pipe.poll(1)
     assert pipe.recv() == "ended"
     assert await _made(sessions, "before the start") == await _made(sessions, "after the loss") == 1
+
+
+async def test_what_takes_long_holds_nobody(
+    settings: Settings, sessions: db.Sessions, start: Callable[..., Any]
+) -> None:
+    """It runs once however often it is due; jobs and other tasks go on; the end of the worker ends it."""
+    process, pipe = await start(LONG)
+    await _until(lambda: _made(sessions, "long began"))
+    ticks = await _made(sessions, "tick")
+    await _add(sessions, "beside it")
+    await _until(lambda: _made(sessions, "beside it"))
+
+    async def ticked() -> bool:
+        return await _made(sessions, "tick") >= ticks + 3
+
+    await _until(ticked)
+    assert await _made(sessions, "long began") == 1
+    os.kill(process.pid, signal.SIGTERM)
+    await asyncio.to_thread(process.join, BOUND_S)
+    assert (process.exitcode, pipe.recv()) == (0, "ended")
+    running = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(20)%' AND pid <> pg_backend_pid()"
+    async with db.transaction(sessions) as session:
+        assert (await session.execute(text(running))).scalar_one() == 0
+
+
+async def test_what_runs_apart_fails_alone(sessions: db.Sessions, start: Callable[..., Any]) -> None:
+    await start(Periodic("test.fail_apart", _fail, every_s=1, apart=True), ALSO)
+    await _until(lambda: _made(sessions, "also apart"))
 
 
 async def test_a_killed_worker_loses_no_row(
