@@ -156,24 +156,22 @@ async def waiting(session: AsyncSession) -> int:
     return int((await session.execute(text("SELECT count(*) FROM seal_queue"))).scalar_one())
 
 
+def _skipped(table: str, key: str, when: str, leaf: str) -> str:
+    return f"""
+        (SELECT r.key FROM (SELECT {key} AS key FROM {table} t WHERE {when}) r
+         WHERE NOT EXISTS (SELECT FROM ledger_leaf f WHERE {leaf.format("f")})
+           AND NOT EXISTS (SELECT FROM seal_queue f WHERE {leaf.format("f")}) ORDER BY r.key LIMIT 1)
+    """  # noqa: S608 - built of constants
+
+
 async def first_skipped(session: AsyncSession) -> str | None:
-    """Return the first row that no seal covers and that does not wait for one: looked for in all there are."""
-    unsealed = """
-        SELECT x.id::text FROM ledger_tx x
-        WHERE NOT EXISTS (SELECT FROM ledger_leaf f WHERE f.tx_id = x.id)
-          AND NOT EXISTS (SELECT FROM seal_queue q WHERE q.tx_id = x.id) ORDER BY x.id LIMIT 1
-    """
-    found: str | None = (await session.scalars(text(unsealed))).first()
+    """Return a row that no seal covers and that does not wait for one: looked for in all there are."""
+    branches = [("", _skipped("ledger_tx", "t.id", "true", "{0}.tx_id = r.key"))]
     for record, one in RECORDS.items():
-        if found is None:
-            statement = f"""
-                SELECT r.key FROM (SELECT {one.name} AS key FROM {one.table} t WHERE {one.when}) r
-                WHERE NOT EXISTS (SELECT FROM ledger_leaf f WHERE f.record = :record AND f.key = r.key)
-                  AND NOT EXISTS (SELECT FROM seal_queue q WHERE q.record = :record AND q.key = r.key)
-                ORDER BY r.key LIMIT 1
-            """  # noqa: S608 - built of constants
-            key = (await session.scalars(text(statement), {"record": record})).first()
-            found = None if key is None else f"{record} {key}"
+        leaf = f"{{0}}.record = '{record}' AND {{0}}.key = r.key"
+        branches.append((f"{record} ", _skipped(one.table, one.name, one.when, leaf)))
+    named = [f"SELECT '{name}' || s.key AS row FROM {branch} s" for name, branch in branches]  # noqa: S608 - constants
+    found: str | None = (await session.scalars(text(" UNION ALL ".join(named) + " LIMIT 1"))).first()
     return found
 
 
