@@ -83,6 +83,10 @@ test-vllm: setup-dev vllm ## the engine contract and the gateway against a real 
 soak: setup-dev ## long and heavy runs: kills, floods, hours (not in CI)
 	$(BIN)/python -m pytest -m soak --timeout=7200 $(ARGS)
 
+.PHONY: mutants
+mutants: setup-dev ## plant faults in a copy of billing, one at a time, and see that a test finds each (half an hour; ARGS="--only reversal")
+	$(BIN)/python -m tests.mutants $(ARGS)
+
 .PHONY: bench
 bench: setup-dev ## measure one gateway core (BENCH_DIR=folder of the load generator; ARGS="--only requests")
 	@BENCH_DIR="$(BENCH_DIR)" $(BIN)/python -m bench.measure $(ARGS)

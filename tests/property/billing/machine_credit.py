@@ -1,7 +1,7 @@
-"""Rules of credit: top-ups, grants, who decides on them, reversals, terms, and time that takes credit back."""
+"""Rules of credit: top-ups, grants, who decides on them, reversals, and terms."""
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from functools import partial
 from uuid import UUID
 
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from hypothesis.stateful import precondition, rule
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import adjustments, lots, periods, seals, terms
+from billing import adjustments, terms
 from billing.adjustment_kinds import Adjustment
 from billing.credits import top_up
 from billing.lots import Grant, LotSource
@@ -20,8 +20,6 @@ from tests.factories import lots as credit
 from tests.property.billing.machine import MODELS, NANO, TIERS, BooksBase, Gift, Undo, amounts, gifts, places, tenants
 from tests.property.billing.model import ALONE_MAX, FAR, Lot
 
-Edge = tuple[int, int | None]  # which lot; how many minutes before it expires
-CLOSE_GRACE = timedelta(hours=1)
 OPERATORS = (credit.ASKER, credit.OTHER, credit.person(1, operator=1))
 PERSON = (0, 1, 0)  # of each operator
 operators = st.integers(0, 2)
@@ -93,17 +91,55 @@ class CreditRules(BooksBase):
         else:
             self.pending.append((who, done.id, by, (lot, gift.amount)))
 
+    @rule(who=tenants, amount=amounts, minutes=st.sampled_from([5, 6, 30, 2 * FAR]), by=operators)
+    def buy(self, who: int, amount: int, minutes: int, by: int) -> None:
+        """A top-up that expires: a lot of its own. Above what the person has left alone today it waits."""
+        account, expires = self.accounts[who], self.now + minutes
+        asked = credit.asked(self.clock.now(), by=OPERATORS[by], alone_max_pico=ALONE_MAX)
+
+        async def work() -> Adjustment | str:
+            ask = partial(adjustments.top_up, expires_at=self.instant(expires), may_expire=True)
+            try:
+                async with db.transaction(self.books.sessions) as session:
+                    done = await ask(session, self.tenants[who], amount, asked)
+                    assert (await ask(session, self.tenants[who], amount, asked)).replayed
+                    await self._learn_lots(session, who)
+            except PlatformError as error:
+                return error.code
+            await self.refresh([who])
+            return done
+
+        done = self.run(work())
+        if not account.prepaid:
+            assert done == "NOT_PREPAID"
+            return
+        assert isinstance(done, Adjustment)
+        lot = Lot(self._next_lot(done.state), "paid", len(self.lot_ids), expires)
+        alone = account.may_alone(PERSON[by], amount, self.now)
+        assert done.state == ("posted" if alone else "pending")
+        self.touched.add(who)
+        if alone:
+            account.alone.append((PERSON[by], self.now, amount))
+            self._given(who, done.transaction_id, lot, amount)
+        else:
+            self.pending.append((who, done.id, by, (lot, amount)))
+
     def _next_lot(self, state: str) -> str:
         return f"lot{len(self.lot_ids) - (state == 'posted')}"
 
     def _given(self, who: int, tx: UUID | None, lot: Lot, amount: int) -> None:
         assert tx is not None
         lot.number = len(self.lot_ids)
-        self.reversible.append(Undo(who, tx, self.accounts[who].give(lot, amount)))
+        account = self.accounts[who]
+        moves = account.buy(lot, amount) if lot.source == "paid" else account.give(lot, amount)
+        self.reversible.append(Undo(who, tx, moves))
 
     async def _learn_lots(self, session: AsyncSession, who: int) -> None:
         """Name a lot that was just opened."""
-        statement = "SELECT account_id FROM credit_lot WHERE tenant_id = :t AND source <> 'paid' ORDER BY account_id"
+        statement = """
+            SELECT account_id FROM credit_lot
+            WHERE tenant_id = :t AND (source <> 'paid' OR expires_at IS NOT NULL) ORDER BY account_id
+        """
         for lot in await session.scalars(text(statement), {"t": self.tenants[who]}):
             self.lot_ids.setdefault(lot, f"lot{len(self.lot_ids)}")
 
@@ -144,7 +180,10 @@ class CreditRules(BooksBase):
             if expected is not None:
                 return
         elif what[0].expires is not None and what[0].expires <= self.now:
-            assert said == "INVALID_GRANT"
+            assert said == ("INVALID_EXPIRY" if what[0].source == "paid" else "INVALID_GRANT")
+            return
+        elif what[0].source == "paid" and not self.accounts[who].prepaid:
+            assert said == "NOT_PREPAID"
             return
         else:
             what[0].name = self._next_lot("posted")
@@ -245,68 +284,3 @@ class CreditRules(BooksBase):
         assert said == account.change_terms(bound, self.now)
         assert changed == (said is None and not same)
         self.touched.add(who)
-
-    # time
-
-    def expiring(self, who: int, pick: int) -> int | None:
-        """When one of the tenant's lots expires."""
-        ends = [lot.expires for lot in self.accounts[who].lots if lot.expires is not None and lot.expires < FAR]
-        return ends[pick % len(ends)] if ends else None
-
-    @rule(
-        minutes=st.sampled_from([1, 6, 1440, 3000]),
-        who=tenants,
-        edge=st.tuples(places, st.sampled_from([-10, -9, 0])),
-    )
-    def wait(self, minutes: int, who: int, edge: Edge) -> None:
-        """Time goes on, often to about a lot's expiry; what expired long enough ago is taken back."""
-        lot = self.expiring(who, edge[0])
-        if lot is not None and edge[1] is not None and lot - edge[1] > self.now:
-            minutes = lot - edge[1] - self.now
-        self.go_on(minutes)
-
-    def go_on(self, minutes: int) -> None:
-        self.now += minutes
-        self.clock.advance(60 * minutes)
-
-        async def work() -> None:
-            for owner, tenant_id in enumerate(self.tenants):
-                if not self.accounts[owner].given:
-                    continue
-                async with db.transaction(self.books.sessions) as session:
-                    taken = await lots.expire(session, tenant_id, self.instant(self.now))
-                moves = self.accounts[owner].expire(self.now)
-                assert taken == sum(amount for one in moves for _, _, amount in one)
-                if moves:
-                    self.touched.add(owner)
-                    await self.refresh([owner])
-
-        self.run(work())
-
-    @precondition(lambda self: self.moved > self.sealed_at)
-    @rule()
-    def keep_books(self) -> None:
-        """Seal; close the oldest month when it is over. What comes late for it is booked later, as `verify` sees."""
-        month, now = self.books.open_month, self.instant(self.now)
-        self.sealed_at = self.moved
-
-        async def work() -> str:
-            async with db.transaction(self.books.sessions) as session:
-                await seals.seal(session)
-            if now + timedelta(days=2) < month_end(month):
-                return "open"
-            try:
-                return (await periods.close(self.books.sessions, month.date(), now, grace=CLOSE_GRACE)).state
-            except PlatformError as error:
-                return error.code
-
-        said = self.run(work())
-        if now >= month_end(month) + CLOSE_GRACE:
-            assert said == "closed"
-            self.books.open_month = month_end(month)
-        else:
-            assert said in ("open", "PERIOD_NOT_OVER")
-
-
-def month_end(month: datetime) -> datetime:
-    return (month + timedelta(days=32)).replace(day=1)

@@ -22,7 +22,7 @@ from tests.factories import billing as make
 from tests.factories import lots as credit
 from tests.factories.scheduler import ask, money
 from tests.property.billing.machine import MODELS, NANO, TIERS, Call, Made, Undo, places, tenants
-from tests.property.billing.machine_credit import CreditRules, Edge
+from tests.property.billing.machine_time import Edge, TimeRules
 from tests.property.billing.model import Event
 from tests.property.billing.model_prices import Usage
 
@@ -45,7 +45,7 @@ def counted(usage: Usage) -> TokenUsage:
     return TokenUsage(usage.fresh, usage.cached, usage.written, usage.output, usage.reasoning)
 
 
-class UsageRules(CreditRules):
+class UsageRules(TimeRules):
     """What gateways and posters do."""
 
     def event(

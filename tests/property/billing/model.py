@@ -162,7 +162,7 @@ class Account:
             return "CREDIT_LIMIT_TOO_LOW"
         if limit is None and not self.prepaid:
             self.prepaid, self.prepaid_since = True, now
-            if all(lot.source != "paid" for lot in self.lots):
+            if all(lot.source != "paid" or lot.expires is not None for lot in self.lots):
                 self.lots.append(Lot("paid", "paid", -1))
         if limit is not None:
             self.limit, self.prepaid, self.prepaid_since = limit, False, None
@@ -190,10 +190,23 @@ class Account:
         self.book([(credit, debit, amount) for debit, credit, amount in moves])
         return True
 
-    def expire(self, now: int) -> list[list[Move]]:
-        """Take back what is left in each lot that expired long enough ago."""
-        over = [lot for lot in self.lots if lot.expires is not None and lot.expires <= now - GRACE and self.left(lot)]
-        return [self.book([(lot.name, "unearned", self.left(lot))]) for lot in over]
+    def buy(self, lot: Lot, amount: int) -> list[Move]:
+        """Sell credit that expires: a lot of its own."""
+        self.lots.append(lot)
+        return self.book([("cash", lot.name, amount)])
+
+    def expire(self, now: int, *, with_paid: bool) -> list[list[Move]]:
+        """Take what is left in each lot that expired long enough ago: of paid credit it is the platform's."""
+        over = [
+            lot
+            for lot in self.lots
+            if lot.expires is not None
+            and lot.expires <= now - GRACE
+            and self.left(lot)
+            and (with_paid or lot.source != "paid")
+        ]
+        to = {"paid": "breakage"}
+        return [self.book([(lot.name, to.get(lot.source, "unearned"), self.left(lot))]) for lot in over]
 
     # usage
 

@@ -1,6 +1,7 @@
 """What a re-rating must come to, in plain integers: page by page, what comes back and what is charged. No code of ours.
 
-What comes back goes to who paid last; of an expired lot it is lost. What is charged is taken like usage.
+What comes back goes to who paid last; of an expired lot it is lost: given credit at once, paid credit with its next
+expiry. What is charged is taken like usage.
 """
 
 from collections import defaultdict
@@ -170,7 +171,7 @@ class Rerating:
             pots[revenue] -= piece
             left -= piece
             if piece:
-                moves.append((revenue, "used" if expired else source, piece))
+                moves.append((revenue, "used" if expired and source in self.account.given else source, piece))
         if source in self.account.given and not expired:
             moves.append(("unearned", "used", part))
         if not expired and source != "overrun":
