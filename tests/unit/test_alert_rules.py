@@ -37,7 +37,7 @@ def known() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "context.figures.set":
                 assert isinstance(node.args[0], ast.Constant)
-                found.add(f"tidegate_{node.args[0].value}")
+                found.add("tidegate_" + str(node.args[0].value))
     return found
 
 
