@@ -1,9 +1,9 @@
 """How long `tidegate ledger seal` and `verify` take on a large book, and how much memory: real Postgres, fsync on.
 
 `python -m bench.verify_ledger [--events 10000000] [--tenants 500] [--batch 25] [--days 3]` makes a book of that many
-usage events, `batch` of one tenant to a transaction, with the tables, triggers and sums that posting has; seals it;
-verifies it; prints JSON, progress on standard error. Memory is the largest seen: this process, and all of Postgres
-without what it shares.
+usage events, `batch` of one tenant to a transaction, with the tables, triggers, digests and sums that posting has, over
+two connections; seals it; seals again what came since, one top-up; verifies it; prints JSON, progress on standard
+error. Memory is the largest seen: this process, and all of Postgres without what it shares.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, Self
 
 import psutil
 import psycopg
+from sqlalchemy import text
 
 from bench.spool_drain import services
 from billing import posting_queries, seals, verify
@@ -32,11 +34,11 @@ from core.settings import Database
 from tests.factories import billing as make
 
 EVENTS_PER_STEP = 500_000
+WRITERS = 2
 SAMPLE_S = 0.2
 MIB = 1024 * 1024
 
 PREPARE = (
-    f"CREATE UNLOGGED TABLE fill_incoming AS SELECT {EVENT_COLUMNS} FROM usage_event WITH NO DATA",  # noqa: S608 - constants
     """
     CREATE TABLE fill_tenant AS
     SELECT row_number() OVER (ORDER BY p.tenant_id) - 1 AS place, p.tenant_id, p.revenue_account, l.account_id
@@ -55,26 +57,25 @@ PREPARE = (
     """,
 )
 # Event n belongs to batch n / 5000; a batch has 5000 / %(batch)s transactions of as many tenants.
-FILL = """
-    INSERT INTO fill_incoming
+# Types are the table's, since a digest is over bytes.
+FILL = f"""
+    INSERT INTO usage_event ({EVENT_COLUMNS}, posted_at, digest)
+    SELECT *, {DIGEST} FROM (
     SELECT fill_id(at, n), t.tenant_id, (at AT TIME ZONE 'UTC')::date,
            fill_id(at - (n %% 5000) * %(gap)s::interval - interval '1 second',
                    (100000000000 + tx) * 100 + extract(day FROM at)::bigint),
-           t.tenant_id, t.tenant_id, p.model_id, p.model_id, p.model_id, p.version_id, 'demo', 'chat', 1, 'USD',
-           CASE WHEN n %% 50 = 0 THEN 'timeout' ELSE 'completed' END, 'engine', n %% 2 = 0, 200, 100 + n %% 50, n %% 7,
-           0, 50 + n %% 13, n %% 3,
+           t.tenant_id, t.tenant_id, p.model_id, p.model_id, p.model_id, p.version_id, 'demo'::text, 'chat'::text,
+           1::smallint, 'USD'::text, CASE WHEN n %% 50 = 0 THEN 'timeout' ELSE 'completed' END, 'engine'::text,
+           n %% 2 = 0, 200::smallint, 100 + n %% 50, n %% 7, 0::bigint, 50 + n %% 13, n %% 3,
            CASE WHEN n %% 50 = 0 THEN 0
                 ELSE (100 + n %% 50) * 2000000 + n %% 7 * 200000 + (50 + n %% 13 + n %% 3) * 6000000 END,
-           0, at, at + interval '900 ms', 100, 20000, 'up-' || n
+           0::bigint, at, at + interval '900 ms', 100::bigint, 20000::bigint, 'up-' || n, NULL::smallint, NULL::bigint,
+           NULL::bigint, NULL::bigint[], statement_timestamp()
     FROM (SELECT n, %(start)s::timestamptz + n * %(gap)s::interval AS at,
                  n / 5000 * %(per_batch)s + n %% %(per_batch)s AS tx
           FROM generate_series(%(first)s::bigint, %(last)s::bigint) n) s
     JOIN fill_tenant t ON t.place = tx %% %(tenants)s CROSS JOIN fill_price p
-    ORDER BY n
-"""
-POST = f"""
-    INSERT INTO usage_event ({EVENT_COLUMNS}, posted_at, digest)
-    SELECT *, {DIGEST} FROM (SELECT *, statement_timestamp() AS posted_at FROM fill_incoming) i
+    ORDER BY n) i ({EVENT_COLUMNS}, posted_at)
 """  # noqa: S608 - built of constants
 KEEP_BOOKS = (
     f"""
@@ -147,7 +148,7 @@ async def open_tenants(sessions: Sessions, count: int) -> None:
         await make.tenant(sessions, "1000000")
 
 
-def fill(owner: psycopg.Connection, options: argparse.Namespace) -> None:
+def fill(owner: psycopg.Connection, url: str, options: argparse.Namespace) -> None:
     """Make the events and all that the books say of them, as the owner: no trigger of the ledger is off."""
     start = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=options.days)
     for day in range(options.days + 1):
@@ -161,12 +162,16 @@ def fill(owner: psycopg.Connection, options: argparse.Namespace) -> None:
         "per_batch": 5000 // options.batch,
         "tenants": options.tenants,
     }
-    for first in range(0, options.events, EVENTS_PER_STEP):
+
+    def make_step(first: int) -> None:
         last = min(first + EVENTS_PER_STEP, options.events) - 1
-        owner.execute("TRUNCATE fill_incoming")
-        owner.execute(FILL, {**values, "first": first, "last": last})
-        owner.execute(POST)
-        say(f"{last + 1:,} events made")
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SET TimeZone = 'UTC'; SET work_mem = '256MB'")
+            connection.execute(FILL, {**values, "first": first, "last": last})
+        say(f"events up to {last + 1:,} made")
+
+    with ThreadPoolExecutor(WRITERS) as writers:
+        list(writers.map(make_step, range(0, options.events, EVENTS_PER_STEP)))
     owner.execute("SET work_mem = '256MB'")
     owner.execute(posting_queries.ROLL_UP.format(source="usage_event"))
     say("rolled up")
@@ -220,17 +225,28 @@ def run(database: Database, options: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("the bench needs the owner's role")
     figures: dict[str, Any] = {"events": options.events}
     asyncio.run(with_sessions(database, lambda sessions: open_tenants(sessions, options.tenants)))
-    with psycopg.connect(database.owner_url.get_secret_value(), autocommit=True) as owner:
+    url = database.owner_url.get_secret_value()
+    with psycopg.connect(url, autocommit=True) as owner:
         owner.execute("SET TimeZone = 'UTC'")
-        fill(owner, options)
         backend = psutil.Process(owner.info.backend_pid).parent()
+        with timed(figures, "load", backend):
+            fill(owner, url, options)
         for table in ("usage_rollup", "ledger_tx"):
             figures[table] = owner.execute(f"SELECT count(*) FROM {table}").fetchone()[0]  # type: ignore[index]  # noqa: S608
     with timed(figures, "seal", backend):
         figures["sealed"] = asyncio.run(with_sessions(database, seal_all))
+    asyncio.run(with_sessions(database, top_up_one))
+    with timed(figures, "seal_one", backend):
+        figures["sealed_since"] = asyncio.run(with_sessions(database, seal_all))
     with timed(figures, "verify", backend):
         figures["finding"] = str(asyncio.run(with_sessions(database, verified)))
     return figures
+
+
+async def top_up_one(sessions: Sessions) -> None:
+    async with transaction(sessions) as session:
+        tenant_id = (await session.scalars(text("SELECT tenant_id FROM billing_profile LIMIT 1"))).one()
+    await make.add_credit(sessions, tenant_id, "1", "once more")
 
 
 async def verified(sessions: Sessions) -> verify.Finding | None:

@@ -21,7 +21,8 @@ from tests.mutants.faults import FAULTS, Fault
 ROOT = Path(__file__).parents[2]
 TRIES = 3
 TIMEOUT_S = 900
-SAID = re.compile(r"^E +(?!Failing test case|state|seed|\.\.\.|$)(.+)$", re.MULTILINE)
+FRAME = re.compile(r"^tests/(\S+\.py):\d+: in (\w+)$", re.MULTILINE)
+SAID = re.compile(r"^E +(\S.*)$", re.MULTILINE)
 
 
 def say(line: str) -> None:
@@ -64,8 +65,9 @@ def failing(copy: Path, test: str) -> str:
     done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False, timeout=2 * TIMEOUT_S)
     if done.returncode == 0:
         return ""
-    found = SAID.search(done.stdout)
-    return found[1][:100] if found else f"pytest ended with {done.returncode}"
+    frames, said = FRAME.findall(done.stdout), SAID.search(done.stdout)
+    where = f"{frames[-1][0].rpartition('/')[2]}:{frames[-1][1]}" if frames else f"pytest ended with {done.returncode}"
+    return f"{where}: {said[1][:60]}" if said else where
 
 
 def find(copy: Path, fault: Fault) -> tuple[str, str, int]:
