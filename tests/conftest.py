@@ -44,7 +44,13 @@ def service_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def postgres(service_folder: Path) -> Iterator[PostgresService]:
-    files = pg.PostgresFiles(service_folder / "pg", secrets.token_hex(16), secrets.token_hex(16))
+    with running_postgres(service_folder) as service:
+        yield service
+
+
+@contextmanager
+def running_postgres(folder: Path) -> Iterator[PostgresService]:
+    files = pg.PostgresFiles(folder / "pg", secrets.token_hex(16), secrets.token_hex(16))
     pg.initialise(files)
     port = pg.free_port()
     # fsync off: the tests that kill the server run a server of their own
@@ -101,9 +107,15 @@ def sessions(engine: AsyncEngine) -> db.Sessions:
 @pytest.fixture(scope="session")
 def valkey_socket(service_folder: Path) -> Iterator[Path]:
     """A running Valkey; tests that share it use keys of their own or `valkey` below."""
-    socket_path = service_folder / "valkey.sock"
-    process = vk.start(service_folder / "valkey", socket_path)
-    vk.wait_ready(service_folder / "valkey", socket_path, lambda: process.poll() is None)
+    with running_valkey(service_folder) as socket_path:
+        yield socket_path
+
+
+@contextmanager
+def running_valkey(folder: Path) -> Iterator[Path]:
+    socket_path = folder / "valkey.sock"
+    process = vk.start(folder / "valkey", socket_path)
+    vk.wait_ready(folder / "valkey", socket_path, lambda: process.poll() is None)
     yield socket_path
     vk.stop(process)
 

@@ -1,11 +1,13 @@
 """Plant each fault in a copy of the project and say which tests see it: `python -m tests.mutants [--only WORDS]`.
 
-The first of a fault's tests that fails has found it. A state machine goes other ways each time, so a test that
-passes is tried again. Ends with 1 when a fault survives, or does not fit the source any more.
+The first of a fault's tests that fails has found it. The money machine goes other ways each time, so what passes is
+tried again. Ends with 1 when a fault survives, or does not fit the source any more.
 """
 
 import argparse
 import importlib.util
+import json
+import random
 import re
 import shutil
 import subprocess
@@ -16,12 +18,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.mutants.faults import FAULTS, Fault
+from tests.conftest import PostgresService, fresh_database, running_postgres, running_valkey
+from tests.mutants.faults import FAULTS, MACHINE, Fault
+from tests.short_paths import memory_folder
 
 ROOT = Path(__file__).parents[2]
-TRIES = 3
+TRIES = 4
 TIMEOUT_S = 900
-FRAME = re.compile(r"^tests/(\S+\.py):\d+: in (\w+)$", re.MULTILINE)
+FRAME = re.compile(r"^tests/(\S+)\.py:\d+: in (\w+)$", re.MULTILINE)
 SAID = re.compile(r"^E +(\S.*)$", re.MULTILINE)
 
 
@@ -59,22 +63,39 @@ def planted(copy: Path, fault: Fault) -> Iterator[None]:
         compiled.unlink(missing_ok=True)
 
 
-def failing(copy: Path, test: str) -> str:
+def run(copy: Path, module: str, *arguments: str, given: str = "") -> tuple[int, str]:
+    """Run a module by the copy's code; returns how it ended, and its output."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=copy,
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=2 * TIMEOUT_S,
+    )
+    return done.returncode, done.stdout
+
+
+def failing(copy: Path, test: str, postgres: PostgresService, valkey: Path) -> str:
     """Run a test there; returns what failed in it, or nothing when all passed."""
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "--timeout", str(TIMEOUT_S), "--tb=short", test]
-    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False, timeout=2 * TIMEOUT_S)
-    if done.returncode == 0:
-        return ""
-    frames, said = FRAME.findall(done.stdout), SAID.search(done.stdout)
-    where = f"{frames[-1][0].rpartition('/')[2]}:{frames[-1][1]}" if frames else f"pytest ended with {done.returncode}"
-    return f"{where}: {said[1][:60]}" if said else where
+    if test == MACHINE:  # on one server for all faults, which saves most of the time
+        with fresh_database(postgres) as name:
+            urls = {"url": postgres.url("app", name), "owner_url": postgres.url("owner", name)}
+            given = {"database": urls, "valkey": str(valkey), "seed": random.randrange(10**9)}
+            ended, said = run(copy, "tests.mutants.machine", given=json.dumps(given))
+        return ((said.splitlines() or [""])[-1] or f"it ended with {ended}") if ended else ""
+    ended, said = run(copy, "pytest", "-n", "0", "-x", "--timeout", str(TIMEOUT_S), "--tb=short", test)
+    frames, errors = FRAME.findall(said), SAID.search(said)
+    where = f"{frames[-1][0].rpartition('/')[2]}.{frames[-1][1]}" if frames else f"pytest ended with {ended}"
+    return (f"{where}: {errors[1][:60]}" if errors else where) if ended else ""
 
 
-def find(copy: Path, fault: Fault) -> tuple[str, str, int]:
+def find(copy: Path, fault: Fault, postgres: PostgresService, valkey: Path) -> tuple[str, str, int]:
     """Return the test that sees the fault, what it said, and in which try; empty when none does."""
     for number in range(1, TRIES + 1):
         for test in fault.tests:
-            said = failing(copy, test)
+            said = failing(copy, test, postgres, valkey)
             if said:
                 return test, said, number
     return "", "", TRIES
@@ -88,18 +109,22 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [fault for fault in FAULTS[options.first : options.last] if options.only in fault.name]
     survived = []
-    with tempfile.TemporaryDirectory(prefix="tg-mutants-") as name:
-        copy = Path(name)
-        copy.chmod(0o755)
+    with (
+        tempfile.TemporaryDirectory(prefix="tg-m-") as name,
+        tempfile.TemporaryDirectory(prefix="tg-m-", dir=memory_folder()) as services,
+    ):
+        copy, folder = Path(name), Path(services)
         copy_project(copy)
-        for fault in chosen:
-            began = time.monotonic()
-            with planted(copy, fault):
-                test, said, tries = find(copy, fault)
-            if not test:
-                survived.append(fault.name)
-            where = test.rpartition("::")[2] or "NOTHING SEES IT"
-            say(f"| {fault.name} | {where} | {tries} | {time.monotonic() - began:.0f} s | {said} |")
+        folder.chmod(0o755)
+        with running_postgres(folder) as postgres, running_valkey(folder) as valkey:
+            for fault in chosen:
+                began = time.monotonic()
+                with planted(copy, fault):
+                    test, said, tries = find(copy, fault, postgres, valkey)
+                if not test:
+                    survived.append(fault.name)
+                where = test.rpartition("/")[2] or "NOTHING SEES IT"
+                say(f"| {fault.name} | {where} | {tries} | {time.monotonic() - began:.0f} s | {said} |")
     say(f"{len(chosen) - len(survived)} of {len(chosen)} faults found" + "".join(f"; not: {one}" for one in survived))
     return int(bool(survived))
 

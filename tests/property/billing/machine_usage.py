@@ -34,6 +34,7 @@ usages = st.one_of(st.builds(Usage, counts, counts, counts, counts, counts), edg
 outcomes = st.sampled_from(
     [*["completed"] * 4, "client_abort", "client_abort", "upstream_error", "timeout", "preempted"]
 )
+ENDINGS = ("completed", "client_abort", "upstream_error", "timeout", "preempted")
 offers = st.tuples(st.integers(0, 1), st.integers(0, 1))
 digests = st.sampled_from([None, None, 0, 0, 1])
 apart = st.sampled_from([0, 0, 1439, 1440])  # minutes between two calls
@@ -150,6 +151,14 @@ class UsageRules(TimeRules):
             self.event(who, call, usage, "completed", ago=self.now - minute)
             for usage, minute in zip(usages, minutes, strict=True)
         ]
+        self.made += made
+        self.post(made)
+
+    @rule(who=tenants, call=offers, usage=usages)
+    def use_in_every_way(self, who: int, call: tuple[int, int], usage: Usage) -> None:
+        """The same call with each ending, with and without anything that was generated; one batch."""
+        unheard = replace(usage, output=0, reasoning=0)
+        made = [self.event(who, call, one, outcome) for one in (usage, unheard) for outcome in ENDINGS]
         self.made += made
         self.post(made)
 

@@ -25,6 +25,8 @@ from tests.property.billing.machine import Books
 from tests.property.billing.machine_prices import PAGE, BooksMachine
 from tests.property.billing.model_prices import Usage, priced
 
+EXAMPLES, STEPS = 6, 26  # of a run that everybody waits for
+
 
 @contextmanager
 def opened(database: Database, valkey: Path) -> Iterator[Books]:
@@ -77,7 +79,7 @@ async def prove(books: Books, folder: Path) -> None:
 
 
 def test_the_books_follow_the_model(database_settings: Database, valkey: Path, tmp_path: Path) -> None:
-    drive(database_settings, valkey, examples=6, steps=26, number=random.randrange(10**9), folder=tmp_path)
+    drive(database_settings, valkey, examples=EXAMPLES, steps=STEPS, number=random.randrange(10**9), folder=tmp_path)
 
 
 @pytest.mark.soak
