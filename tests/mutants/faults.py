@@ -273,7 +273,7 @@ FAULTS = (
     ),
     Fault(
         "sealing forgets what waits after the first page",
-        "migrations/versions/2026-12-01-1055_queue_for_seals.py",
+        "migrations/versions/2026-12-01-1130_queue_for_seals.py",
         "        INSERT INTO public.seal_queue (tx_id) SELECT id FROM written;",
         "        INSERT INTO public.seal_queue (tx_id) SELECT id FROM written LIMIT 1;",
         (BOOKS,),

@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0037_seal_queue"
-down_revision = "0036_batch_bound"
+revision = "0038_seal_queue"
+down_revision = "0037_registry"
 branch_labels = None
 depends_on = None
 
