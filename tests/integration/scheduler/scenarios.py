@@ -126,7 +126,8 @@ TURNS = Scenario(
     )
 )
 
-# What five tenants have of 20 places at high tide: the first three by their entitlements, the others by weight.
+# What five tenants have of 20 places at high tide: the first three by their entitlements, the
+# first whatever its tier, and the others by weight.
 ENTITLED_MODEL = _model(1, 20)
 ENTITLED_PLACES = {_tenant(1): 4, _tenant(2): 8, _tenant(3): 2, _tenant(4): 2, _tenant(5): 4}
 ENTITLEMENTS = (
@@ -139,7 +140,7 @@ ENTITLED = Scenario(
         Line(
             model=ENTITLED_MODEL,
             tenant=tenant,
-            tier=P,
+            tier=B if tenant == _tenant(1) else P,
             users=4,
             backlog=True,
             serves_s=(0.8, 1.2),

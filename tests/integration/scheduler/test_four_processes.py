@@ -312,22 +312,24 @@ async def test_a_flood_of_priority_starves_nobody(play: Play, seed: int) -> None
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_places_go_up_and_never_in_a_circle(play: Play, seed: int) -> None:
-    """Who gave its place has another one after somebody for whom it was asked, and nobody gives it for nothing."""
+    """A place that was given goes to a tier above it, and nobody gives it for nothing."""
     played = await play("preemption", 61, seed=seed)
     check_conserved(played)
-    given: dict[str, set[str]] = {}  # who gave its place → those above it that waited then
+    above: set[str] = set()  # those for whom a place was given, until one of them has it
     waiting: dict[str, Lease] = {}
     went_up = 0
     for event in played.ledger.events:
         lease, request = event.lease, event.lease.request
         if event.kind == "back":
             assert lease.tier is Tier.BATCH
-            given[request] = {other.request for other in waiting.values() if other.tier > lease.tier}
-            assert given[request], "nobody above it waited"
+            above = {other.request for other in waiting.values() if other.tier > lease.tier}
+            assert above, "nobody above it waited"
         elif event.kind in {"granted", "door"}:
-            ahead = given.pop(request, set())
-            assert not ahead or ahead - waiting.keys(), "its place came back to it before anybody above it had one"
+            assert not above or lease.tier is Tier.PRIORITY, "the place that was given went to a tier not above it"
+            above = set()
             went_up += event.kind == "granted" and lease.tier is Tier.PRIORITY
+        else:
+            above.discard(request)
         if event.kind in {"asks", "back"}:
             waiting[request] = lease
         else:
