@@ -41,7 +41,7 @@ class ServedModel(msgspec.Struct, frozen=True, gc=False):
     template_tokens: int = 0  # measured tokens that the chat template adds
     bytes_per_token_milli: int = 1000  # fewest bytes a token has, in thousandths; 1000 until measured
     inflight_max: int = 0  # cap over all replicas; 0: none
-    waiting_max: int = 256  # callers held in the queue (over all gateways) or for a wake (each gateway)
+    waiting_max: int = 256  # callers in the queue, and callers held for a wake, over all gateways
     max_wait_s: int = 30
     base_url: str = ""  # external only, without /v1
     sealed_credential: bytes = b""  # external only

@@ -46,6 +46,9 @@ key                         type     content and writer
 ``{tg}:routing:<depl.>``    hash     gateway → JSON of `scheduler.router.router.Report` (gateways, every two seconds)
 ``{tg}:state``              hash     deployment → JSON of `knative.types.DeploymentState` (controller)
 ``{tg}:wake:<deployment>``  string   somebody waits for this deployment (gateways; SET NX PX)
+``{tg}:held:<deployment>``  zset     who is held until it wakes, by tier and arrival; ``{tg}:ramp:<deployment>``: how
+                                     far they have been let go since it was ready (scheduler/held.py, from gateways)
+``{tg}:first:<deployment>`` string   how long its first answer after a wake took (gateways, for the controller)
 ==========================  =======  =========================================================================
 
 Channels: ``{tg}:state`` (a deployment id whose state changed), ``{tg}:wake`` (a deployment id to wake).
@@ -117,3 +120,15 @@ def routing(deployment: str) -> str:
 
 def wake(deployment_id: UUID) -> str:
     return f"{{tg}}:wake:{deployment_id.hex}"
+
+
+def held(deployment_id: UUID) -> str:
+    return f"{{tg}}:held:{deployment_id.hex}"
+
+
+def ramp(deployment_id: UUID) -> str:
+    return f"{{tg}}:ramp:{deployment_id.hex}"
+
+
+def first(deployment_id: UUID) -> str:
+    return f"{{tg}}:first:{deployment_id.hex}"

@@ -87,6 +87,7 @@ class Gateway(_Group):
     upstream_connections_max: int = 4096  # per endpoint
     request_timeout_s: int = 600
     max_wait_s: int = 600  # the most a deployment may let callers wait for a place or a wake
+    heartbeat_s: float = Field(5.0, gt=0)  # a stream's caller that is held for a wake hears a comment so often
     # how long a request of a tier waits for a place, from its first try on, unless the caller names a time
     priority_wait_s: float = 2.0
     standard_wait_s: float = 10.0

@@ -50,5 +50,6 @@ def summarize(deployment_id: UUID, seen: Mapping[int, Seen], loads_ms: tuple[int
         endpoints=tuple(offered),
         eta_s=min(lifecycle.eta_s(life, loads_ms, now_us) for life in there),
         since_us=min(life.since_us for life in there),
+        ready_us=min((life.ready_us for life in lives if life.state in SERVING), default=0),
         reason=next((life.reason for life in [*there, *lives] if life.reason), ""),
     )

@@ -61,6 +61,7 @@ class DeploymentState(msgspec.Struct, frozen=True):
     endpoints: tuple[Endpoint, ...] = ()
     eta_s: int = 0
     since_us: int = 0
+    ready_us: int = 0
     epoch: int = 0
     reason: str = ""
     gpu_memory_mb: int = 0

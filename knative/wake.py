@@ -21,6 +21,7 @@ POLL_S = 0.25
 WAKE_MS = 2000  # a wish that nobody saw is forgotten after so long, and renewed by those who still wait
 WAKE_AGAIN_S = 1.0
 FORGET_S = 10.0  # a state that Valkey no longer has is kept so long: after a loss the controller publishes it anew
+OPENING_S = 10.0  # after it became ready callers are let go step by step (scheduler.held), in this time all of them
 READY = frozenset({ReplicaState.READY, ReplicaState.IDLE})
 _DECODER = msgspec.json.Decoder(DeploymentState)
 
@@ -36,6 +37,7 @@ class StateFeed:
         self._gone: dict[str, float] = {}
         self._changed: dict[str, asyncio.Event] = {}
         self._waiting: dict[UUID, int] = {}
+        self.opening: dict[UUID, float] = {}  # deployments that became ready a moment ago: until when
         self._woken_at: dict[UUID, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._nudge = asyncio.Event()
@@ -146,7 +148,10 @@ class StateFeed:
         seen = dict(zip(flat[::2], flat[1::2], strict=True))
         for field, raw in seen.items():
             self._take(field.decode(), raw)
-        self._forget(asyncio.get_running_loop().time(), {field.decode() for field in seen})
+        now = asyncio.get_running_loop().time()
+        self._forget(now, {field.decode() for field in seen})
+        for opened in [deployment_id for deployment_id, until in self.opening.items() if now >= until]:
+            del self.opening[opened]
 
     def _take(self, deployment: str, raw: bytes) -> None:
         """Keep a state, and tell those who wait. No order to check: one connection, and the writer is fenced."""
@@ -157,6 +162,9 @@ class StateFeed:
             state = _DECODER.decode(raw)
         except msgspec.MsgspecError:
             return
+        before = self._states.get(deployment)
+        if before is not None and before.state not in READY and state.state in READY:
+            self.opening[UUID(hex=deployment)] = asyncio.get_running_loop().time() + OPENING_S
         self._raw[deployment] = raw
         self._states[deployment] = state
         if (changed := self._changed.pop(deployment, None)) is not None:
@@ -191,5 +199,5 @@ def _not_ready(state: DeploymentState | None) -> PlatformError:
         ErrorKind.UNAVAILABLE,
         f"The model is being loaded; it should be ready in about {wait} s.",
         retry_after_s=wait,
-        fields={"eta_s": wait},
+        fields={"estimate_s": wait},
     )

@@ -3,9 +3,11 @@
 from typing import Any
 
 from api.inference import errors, estimate, wire
+from api.inference.cold_start import is_asleep, loading
 from api.inference.gateway import Gateway
 from api.inference.job import Job, Request
 from billing import holds
+from catalog.types import ServedModel
 from core.errors import PlatformError
 from core.tiers import Tier
 from scheduler import patience
@@ -33,15 +35,18 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
     if job.instead_of:  # the time is the caller's, whichever model serves
         wait_s = job.place_until - gateway.clock.monotonic()
     input_tokens, output_tokens = estimate.prompt_tokens(call, model), estimate.output_tokens(call, model)
-    grant = await gateway.admission.acquire(
-        job.id,
-        offer.prepared,
-        hold=holds.hold_nano(offer.schedule, input_tokens, output_tokens) if call.endpoint != "tokenize" else 0,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        tier=offer.tier,
-        wait_s=wait_s,
-    )
+    try:
+        grant = await gateway.admission.acquire(
+            job.id,
+            offer.prepared,
+            hold=holds.hold_nano(offer.schedule, input_tokens, output_tokens) if call.endpoint != "tokenize" else 0,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            tier=offer.tier,
+            wait_s=wait_s,
+        )
+    except PlatformError as refusal:
+        raise _meant(gateway, model, refusal) from None
     job.admitted_at_us = gateway.clock.now_us()
     gateway.admission_metrics.grants[model.name][offer.tier] += 1
     if grant.queue_us or grant.over:
@@ -56,6 +61,12 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
     return grant
 
 
+def _meant(gateway: Gateway, model: ServedModel, refusal: PlatformError) -> PlatformError:
+    """Return the refusal; of a model that sleeps, and for which as many wait as may, that it is being loaded."""
+    busy = refusal.code == "MODEL_BUSY" and is_asleep(gateway, model)
+    return loading(gateway, model) if busy else refusal
+
+
 def _note(gateway: Gateway, job: Job, grant: Any) -> None:
     """Count what few requests have: a wait, and limits passed that refuse nothing."""
     if grant.queue_us:
@@ -68,10 +79,15 @@ def waits(gateway: Gateway, job: Job, request: Request) -> tuple[float, float]:
     """Return the seconds that it waits at most for a wake, and for a place."""
     offer, noted = job.offer, request.head.noted
     most: float = min(offer.model.max_wait_s, gateway.settings.max_wait_s)
-    header = noted.get(PATIENCE_HEADER)
-    if header is not None:
-        most = named_patience(header, most)
+    header, member = noted.get(PATIENCE_HEADER), job.call.max_wait
+    if header is not None or member is not None:
+        if header is not None:
+            most = named_patience(header, most)
+        if member is not None:
+            most = min(member, most)
         return most, most
+    if is_asleep(gateway, offer.model):
+        return most, most  # behind those who are held for its wake
     wait_s = min(most, gateway.tier_waits[offer.tier])
     for name in wire.RETRIES:
         if name in noted:

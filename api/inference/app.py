@@ -46,6 +46,7 @@ from engine.client import UpstreamPool
 from engine.tls_client import TlsClient, UpstreamClient
 from knative.wake import StateFeed
 from scheduler.admission import Admission
+from scheduler.held import HeldEverywhere
 from scheduler.router.router import Router
 from scheduler.routing_feed import RoutingFeed
 from scheduler.saturation import read_part_full
@@ -143,6 +144,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         admission=admission,
         spool=spool,
         states=states,
+        held=HeldEverywhere(valkey, replica),
         part_full=lambda deployment: read_part_full(valkey, deployment, clock.now_us()),
         pool=pool,
         upstream=UpstreamClient(pool, tls),

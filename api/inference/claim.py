@@ -9,6 +9,7 @@ from typing import Any
 
 from api.inference import claims, errors
 from api.inference.claims import Answer, Claim, Holder, KeysExhausted
+from api.inference.cold_start import COMMENT
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Job, Request
 from core import idempotency
@@ -131,7 +132,8 @@ class Recorder:
         self._client.begin_stream(extra)
 
     def stream(self, data: bytes) -> None:
-        self._add(data)
+        if not data.startswith(COMMENT):  # what was said while it was held is no part of the answer
+            self._add(data)
         self._client.stream(data)
 
     def end_stream(self, data: bytes) -> None:

@@ -129,13 +129,15 @@ def model_busy(retry_after_s: int = 1) -> PlatformError:
     )
 
 
-def model_loading(eta_s: int, waited_s: int) -> PlatformError:
+def model_loading(eta_s: int, waited_s: float = 0.0) -> PlatformError:
+    eta_s = max(1, eta_s)
+    waited = f" and was not ready within {waited_s:.0f} s" if waited_s >= 1 else ""
     return PlatformError(
         "MODEL_LOADING",
         ErrorKind.UNAVAILABLE,
-        f"The model is being loaded and was not ready within {waited_s} s. Try again in about {max(1, eta_s)} s.",
-        retry_after_s=max(1, eta_s),
-        fields={"estimate_s": max(1, eta_s)},
+        f"The model is being loaded{waited}. Try again in about {eta_s} s.",
+        retry_after_s=eta_s,
+        fields={"estimate_s": eta_s},
     )
 
 

@@ -24,6 +24,7 @@ from core.clock import Clock
 from core.settings import Gateway as GatewaySettings
 from engine.client import UpstreamPool
 from engine.tls_client import UpstreamClient
+from scheduler.held import Held, HeldHere
 from scheduler.router.router import Router
 from tenants.types import Principal
 
@@ -98,7 +99,7 @@ class Gateway:
     relays: set[Any] = field(default_factory=set)
     previous_peppers: tuple[bytes, ...] = ()
     rehash: Callable[[bytes, bytes], None] = _rehash_nothing  # a key known by the first digest gets the second as well
-    held: dict[UUID, int] = field(default_factory=dict)  # deployment → callers that wait here for its wake
+    held: Held = field(default_factory=HeldHere)  # callers that wait for a wake
     retries: RetryBudget = field(default_factory=RetryBudget)
     part_full: Callable[[UUID], Awaitable[float]] = _none_full  # of a deployment's replicas, by their own figures
     router: Router = field(default_factory=Router)  # among replicas, where a deployment has several

@@ -64,6 +64,7 @@ class Job:
         "id",
         "instead_of",
         "limits",
+        "may_hand_over",
         "offer",
         "patience_until",
         "place_until",
@@ -74,6 +75,7 @@ class Job:
         "started",
         "wasted_calls",
         "wasted_us",
+        "woke",
         "yields",
     )
 
@@ -94,6 +96,8 @@ class Job:
         self.admitted_at_us = 0
         self.claim: Claim | None = None  # on its idempotency key, when it has one
         self.grant: Any = None  # what admission gave, until it is given back
+        self.may_hand_over = False  # to its model's fallback: nothing may be said before
+        self.woke: tuple[int, float] | None = None  # held for a wake: since when it is ready, and when it was let go
         self.limits: bytes = b""  # header lines of the caller's limits
         self.relay: Relay | None = None
         self.choice: Choice | None = None  # of a replica for the next attempt, where there are several

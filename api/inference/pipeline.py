@@ -12,9 +12,10 @@ from api.inference.claim import claim
 from api.inference.directory import Offer
 from api.inference.fallback import fallback_of, hand_over, refusal_of, take_back
 from api.inference.gateway import Gateway
+from api.inference.hold import hold
 from api.inference.job import Client, Job, Request
 from api.inference.request import parse
-from api.inference.route import may_retry, route, wake
+from api.inference.route import may_retry, route
 from api.inference.stream import stream
 from api.inference.wire import IDEMPOTENCY_KEY
 from core.errors import PlatformError
@@ -79,7 +80,7 @@ async def _run(gateway: Gateway, job: Job, request: Request, client: Client) -> 
 
 async def _run_either(gateway: Gateway, job: Job, request: Request, client: Client, other: Offer) -> None:
     """Have the other model serve, at its own price, what the model has no capacity for; one hop."""
-    own, error = job.offer, None
+    own, error, job.may_hand_over = job.offer, None, True
     try:
         await _run(gateway, job, request, client)
     except PlatformError as refused:
@@ -90,6 +91,7 @@ async def _run_either(gateway: Gateway, job: Job, request: Request, client: Clie
             raise error
         return
     hand_over(gateway, job, other, refusal)
+    job.may_hand_over = False
     try:
         await _run(gateway, job, request, client)
     except PlatformError:
@@ -100,8 +102,10 @@ async def _run_either(gateway: Gateway, job: Job, request: Request, client: Clie
 
 
 async def _answer(gateway: Gateway, job: Job, request: Request, client: Client) -> None:
-    # 5. route: a replica that answers, waking one if all sleep.
-    target = route(gateway, job) or await wake(gateway, job)
+    # 5. route: a replica that answers. Where all sleep, or have just been woken for those who wait, it is held.
+    opening = gateway.states.opening
+    held = opening and job.offer.model.deployment_id in opening
+    target = (None if held else route(gateway, job)) or await hold(gateway, job, client)
     if gateway.directory.principals.get(request.digest) is not job.principal:  # its rights changed while it waited
         authenticate(gateway.directory, request.digest, gateway.clock.now_us(), request.client_ip)
     gateway.retries.accept(job.offer.model.deployment_id, gateway.now)
@@ -113,7 +117,7 @@ async def _answer(gateway: Gateway, job: Job, request: Request, client: Client) 
 
 async def _once_more(gateway: Gateway, job: Job, failed: Target, client: Client) -> None:
     """Ask another replica, once, when there is one and the rules of retries allow it."""
-    other = route(gateway, job, besides=failed) or await wake(gateway, job)
+    other = route(gateway, job, besides=failed) or await hold(gateway, job, client)
     if other is not failed and await may_retry(gateway, job.offer.model.deployment_id):
         job.retried = True
         await stream(gateway, job, other, client)

@@ -4,7 +4,7 @@ The real ones are `scheduler.admission.Admission`, `billing.spool.SpoolWriter`,
 `billing.price_book.PriceTable` and `knative.wake.StateFeed`.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -134,7 +134,14 @@ class Prices(Protocol):
 class States(Protocol):
     """The controller's view of deployments."""
 
+    @property
+    def opening(self) -> Collection[UUID]:
+        """Deployments that became ready a moment ago, whose callers are let go step by step; nearly always empty."""
+        ...
+
     def current(self, deployment_id: UUID) -> DeploymentState | None: ...
+
+    def request_wake(self, deployment_id: UUID) -> None: ...
 
     def wait_ready(self, deployment_id: UUID, timeout_s: float) -> Awaitable[DeploymentState]:
         """Wake it if need be; raises PlatformError (MODEL_LOADING and the like) when it is not ready in time."""

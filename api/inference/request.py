@@ -25,7 +25,7 @@ SAMPLING = frozenset(
 OURS_FOR_CALLERS = frozenset(
     {
         *("model", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
-        *("service_tier", "user", "metadata", "store", "safety_identifier", "prompt_cache_key"),
+        *("service_tier", "user", "metadata", "store", "safety_identifier", "prompt_cache_key", "max_wait"),
     }
 )
 ALLOWED = MappingProxyType(
@@ -39,7 +39,7 @@ ALLOWED = MappingProxyType(
         "completions": (OURS_FOR_CALLERS - {"max_completion_tokens"})
         | SAMPLING
         | {"prompt", "suffix", "echo", "best_of"},
-        "embeddings": frozenset({"model", "input", "encoding_format", "dimensions", "user"}),
+        "embeddings": frozenset({"model", "input", "encoding_format", "dimensions", "user", "max_wait"}),
         "tokenize": frozenset({"model", "messages", "prompt", "tools", "add_special_tokens"}),
     }
 )
@@ -63,6 +63,7 @@ TIERS = MappingProxyType(
 )
 BRACKETS_MAX = 100_000  # decoding millions of empty lists would hold the loop for more than a second
 MAX_CHOICES = 128
+MAX_WAIT_S = 1e6
 LONG = 2048  # bytes; from here on it matters how quotes are counted
 TEXT_PARTS = ("text", "refusal")  # of a message's content; any other is an image, a sound or a file
 
@@ -121,6 +122,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     tier: Tier | None = None  # None: the key's tier
     text_only: bool = True  # False: with an image, a sound or a file, whose tokens its bytes here do not bound
     begin: int = 1
+    max_wait: float | None = None  # seconds the caller waits at most for a place or a wake; None: not named
 
     def for_engine(self, ours: bytes) -> Parts:
         """The JSON the engine gets, in parts: a body may be large. `ours` is ``"name":value,…`` without braces."""
@@ -245,7 +247,8 @@ def _call(endpoint: str, members: dict[str, Any], own: dict[str, Any], body: byt
     if members.get("tools") is not None:
         _check_tools(members["tools"])
     if endpoint in {"embeddings", "tokenize"}:
-        return Call(endpoint, model, body, size, choices=0, single_text=_is_text(members.get("input", "")))
+        single_text = _is_text(members.get("input", ""))
+        return Call(endpoint, model, body, size, choices=0, single_text=single_text, max_wait=_max_wait(own))
     name = "max_completion_tokens" if own.get("max_completion_tokens") is not None else "max_tokens"
     stream = "stream" in own and _boolean(own, "stream")
     choices, single_text = (1, True) if endpoint == "chat" else _prompts(members["prompt"])
@@ -266,6 +269,7 @@ def _call(endpoint: str, members: dict[str, Any], own: dict[str, Any], body: byt
         single_text,
         _tier(own["service_tier"]) if "service_tier" in own else None,
         endpoint != "chat" or _text_only(members["messages"]),
+        max_wait=_max_wait(own),
     )
 
 
@@ -285,6 +289,15 @@ def _whole(members: dict[str, Any], name: str, default: int, top: int) -> int:
     if type(value) is not int or not 1 <= value <= top:
         raise errors.invalid(f"The parameter {name!r} must be a whole number from 1 to {top}.", name)
     return value
+
+
+def _max_wait(own: dict[str, Any]) -> float | None:
+    value = own.get("max_wait")
+    if value is None:
+        return None
+    if type(value) not in {int, float} or not 0 <= value < MAX_WAIT_S:
+        raise errors.invalid("The parameter 'max_wait' is a number of seconds, at least 0.", "max_wait")
+    return float(value)
 
 
 def _include_usage(own: dict[str, Any], *, stream: bool) -> bool:

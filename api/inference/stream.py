@@ -83,7 +83,8 @@ def _streaming(gateway: Gateway, job: Job, client: Client, done: asyncio.Future[
     events = EventFilter(
         model.upstream_model, model.name, include_usage=call.include_usage, chat=call.endpoint == "chat"
     )
-    client.begin_stream(stream_headers(job))
+    if not client.streaming:  # a caller that was held may have heard that it is
+        client.begin_stream(stream_headers(job))
     return StreamRelay(done, gateway.clock.monotonic, client, events, gateway.metrics.gap.observe)
 
 

@@ -197,6 +197,10 @@ class FakeStates:
         self.states: dict[UUID, DeploymentState] = {}
         self.wakes: list[UUID] = []
         self.changed = asyncio.Event()
+        self.opening: set[UUID] = set()
+
+    def request_wake(self, deployment_id: UUID) -> None:
+        self.wakes.append(deployment_id)
 
     def current(self, deployment_id: UUID) -> DeploymentState | None:
         return self.states.get(deployment_id)

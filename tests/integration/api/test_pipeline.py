@@ -482,7 +482,7 @@ async def test_a_sleeping_model_is_woken_once_for_all_who_wait(stack: Stack) -> 
     stack.rig.wake(model, stack.rig.models["sim"].base_url)
     answers = await asyncio.gather(*calls)
     assert [answer.status_code for answer in answers] == [200] * 10
-    assert not stack.rig.gateway.held
+    assert not stack.rig.gateway.held.here
 
 
 async def test_patience_with_a_sleeping_model_is_the_callers(stack: Stack) -> None:
@@ -506,7 +506,7 @@ async def test_only_so_many_wait_for_a_wake(stack: Stack) -> None:
     )
     await until(lambda: stack.rig.states.wakes)
     second = await stack.chat("x", model="local")
-    assert (second.status_code, second.json()["error"]["code"]) == (503, "MODEL_BUSY")
+    assert (second.status_code, second.json()["error"]["code"]) == (503, "MODEL_LOADING")
     assert (await first).status_code == 503
 
 
