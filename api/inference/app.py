@@ -118,15 +118,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
     await asyncio.to_thread(spool.start, loop)
     valkey = await RespClient.connect(settings.valkey.url.get_secret_value(), required=False)
     register = SpoolRegister(valkey, settings.spool_dir / replica, started=clock.now(), returning=returning)
-    admission = Admission(
-        valkey,
-        replica=replica,
-        clock=clock,
-        global_inflight_max=settings.gateway.global_inflight_max,
-        credit_loader=credit_figures.make_loader(sessions, valkey),
-        budget_loader=budgets.make_loader(sessions, valkey),
-        on_epoch=register.look,
-    )
+    admission = admission_of(settings, valkey, sessions, clock, register)
     states, proxy = StateFeed(valkey), ControlProxy(settings.control.socket)
     pool = UpstreamPool(loop, clock.monotonic, connections_max=settings.gateway.upstream_connections_max)
     tls = TlsClient(connections_max=settings.gateway.upstream_connections_max)
@@ -175,6 +167,20 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         for part in (pool.close, tls.close, proxy.close, valkey.close):
             await part()
         await engine.dispose()
+
+
+def admission_of(
+    settings: Settings, valkey: RespClient, sessions: db.Sessions, clock: Clock, register: SpoolRegister
+) -> Admission:
+    return Admission(
+        valkey,
+        replica=replica_name(settings),
+        clock=clock,
+        global_inflight_max=settings.gateway.global_inflight_max,
+        credit_loader=credit_figures.make_loader(sessions, valkey),
+        budget_loader=budgets.make_loader(sessions, valkey),
+        on_epoch=register.look,
+    )
 
 
 def keeper_of(gateway: Gateway, settings: Settings, admission: Admission, states: StateFeed) -> PolicyKeeper:

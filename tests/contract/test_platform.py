@@ -98,12 +98,8 @@ async def furnish(fleet: Fleet, engine: str) -> None:
     await fleet.add_model("exact", {"context_max": 32768, "bytes_per_token_milli": 4040}, **external)
     await fleet.add_model("stepped", {"context_max": 32768, "bytes_per_token_milli": 4040}, **external)
     await fleet.add_model("gone", {"context_max": 32768}, kind="external", base_url=f"http://127.0.0.1:{free_port()}")
-    asleep = {
-        "kind": "local",
-        "waiting_max": 64,
-        "engine_args": {"log": str(fleet.folder / "cold.jsonl"), "load_ms": 1500},
-    }
-    await fleet.add_model("cold", {"context_max": 32768}, **asleep)
+    herd = {"log": str(fleet.folder / "cold.jsonl"), "load_ms": 1500}
+    await fleet.add_model("cold", {"context_max": 32768}, kind="local", waiting_max=64, engine_args=herd)
     await fleet.add_model("slow", {"context_max": 32768}, kind="local", engine_args={"load_ms": 600_000})
     await fleet.publish({name: {"exact": DEAR, "stepped": STEPPED}.get(name, CHEAP) for name in fleet.models})
     await fleet.publish({"sim": YUAN}, "CNY")
