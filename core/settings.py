@@ -286,3 +286,16 @@ class Settings(BaseSettings):
     def load(cls, **values: Any) -> Self:
         """Build from the environment, `values` winning."""
         return cls(**values)
+
+
+class _ObjectsAlone(BaseSettings):
+    """For a process that needs no other setting, and gets none of the secrets."""
+
+    model_config = SettingsConfigDict(env_prefix="TIDEGATE_", env_nested_delimiter="__", frozen=True, extra="ignore")
+
+    objects: Objects = Field(default_factory=Objects)
+
+
+def load_objects() -> Objects:
+    """Return the object store's settings from the environment alone."""
+    return _ObjectsAlone().objects

@@ -54,13 +54,14 @@ class Launch(msgspec.Struct, frozen=True):
     url: str
 
 
-def plan_launch(deployment: Deployment, listen: str, lock: str) -> Launch:
+def plan_launch(deployment: Deployment, listen: str, lock: str, home: Path) -> Launch:
     """Return the command of a deployment's engine.
 
     Args:
         deployment: a local one.
         listen: a socket's path ending in ``.sock``, or ``127.0.0.1:port``.
         lock: the path of the lock it will hold; among its arguments, so that it can be found by it.
+        home: of this host; weights are looked for and kept there.
 
     Raises:
         PlatformError: kind invalid, when its engine_args or source cannot be used.
@@ -68,8 +69,10 @@ def plan_launch(deployment: Deployment, listen: str, lock: str) -> Launch:
     unix = listen.endswith(".sock")
     url = f"unix:{listen}" if unix else f"http://{listen}"
     if deployment.engine is EngineKind.LLAMA_CPP:
-        arguments = ("engine.llama_server", "--listen", listen, *_llama_arguments(deployment))
-        return Launch((sys.executable, "-m", *arguments, "--lock", lock), url)
+        weights = locate(deployment.source, deployment.sha256, home)
+        arguments = ("engine.llama_server", "--listen", listen, *_llama_arguments(deployment, weights.path))
+        command = (sys.executable, "-m", *arguments, "--lock", lock)
+        return Launch(command if weights.ready else _prepared(deployment, command, lock, home), url)
     if deployment.engine is EngineKind.SIMULATOR:
         where = ("--uds", listen) if unix else ("--port", listen.rpartition(":")[2])
         arguments = ("engine.simulator", *where, *_simulator_arguments(deployment))
@@ -77,13 +80,19 @@ def plan_launch(deployment: Deployment, listen: str, lock: str) -> Launch:
     raise _invalid(f"No local launcher for {deployment.engine}.")
 
 
-def _llama_arguments(deployment: Deployment) -> list[str]:
+def _prepared(deployment: Deployment, command: tuple[str, ...], lock: str, home: Path) -> tuple[str, ...]:
+    """The same after `engine.prepare`, which brings and compares the weights and then becomes the engine."""
+    weights = ("--source", deployment.source, "--sha256", deployment.sha256, "--home", str(home))
+    return (sys.executable, "-m", "engine.prepare", *weights, "--lock", lock, "--", *command)
+
+
+def _llama_arguments(deployment: Deployment, model: Path) -> list[str]:
     given = _convert(deployment, LlamaArguments)
     context = given.context or deployment.context_max
     if not (0 < context <= deployment.context_max and 1 <= given.parallel <= 64 and 1 <= given.threads <= 256):
         raise _invalid("context must be within the version's context_max, parallel 1 to 64, threads 1 to 256.")
     return [
-        *("--model", str(locate(deployment.source)), "--alias", deployment.upstream_model),
+        *("--model", str(model), "--alias", deployment.upstream_model),
         *("--context", str(context), "--parallel", str(given.parallel), "--threads", str(given.threads)),
         *("--cache", given.cache),
         "--embeddings" if given.embeddings else "--no-embeddings",
@@ -141,9 +150,22 @@ def spawn(launch: Launch, lock: int, log: Path) -> "subprocess.Popen[bytes]":
             stdout=output,
             stderr=output,
             pass_fds=(lock,),
-            env={**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"},
+            env={
+                **_environment(prepares="engine.prepare" in launch.arguments),
+                "OMP_WAIT_POLICY": "passive",
+                "OMP_NUM_THREADS": "1",
+            },
             start_new_session=True,  # Ctrl-C in a terminal reaches the controller, which drains first
         )
+
+
+def _environment(*, prepares: bool) -> dict[str, str]:
+    """Our own without the platform's settings, which hold secrets; but for the object store's where they are needed."""
+
+    def kept(name: str) -> bool:
+        return not name.startswith("TIDEGATE_") or (prepares and name.startswith("TIDEGATE_OBJECTS__"))
+
+    return {name: value for name, value in os.environ.items() if kept(name)}
 
 
 def trim_log(log: Path) -> None:

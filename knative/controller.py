@@ -171,7 +171,7 @@ async def serve(settings: Settings, ready: Callable[[], None], beside: Sequence[
         sessions,
         client,
         Leadership(engine, sessions, holder, clock),
-        LocalBackend(settings.home.resolve() / "run" / "engines", zone=settings.zone),
+        LocalBackend(settings.home.resolve() / "run" / "engines", settings.home.resolve(), zone=settings.zone),
         policy=policy_of(settings),
         clock=clock,
         sealing=sealing_key(settings.secrets.sealing),

@@ -49,8 +49,9 @@ def fingerprint(deployment: Deployment) -> str:
 class LocalBackend:
     """The engines of this host, by seat."""
 
-    def __init__(self, folder: Path, *, zone: str = "") -> None:
+    def __init__(self, folder: Path, home: Path, *, zone: str = "") -> None:
         self._folder = folder
+        self._home = home
         self.zone = zone  # where this host stands
         self._records: dict[Seat, Record] = {}
         self._children: dict[Seat, subprocess.Popen[bytes]] = {}
@@ -104,7 +105,8 @@ class LocalBackend:
         if lock is None:
             return "an engine of this seat runs already on this host"
         try:
-            launch = launcher.plan_launch(deployment, launcher.choose_listen(self._folder, seat.name), str(lock_path))
+            listen = launcher.choose_listen(self._folder, seat.name)
+            launch = launcher.plan_launch(deployment, listen, str(lock_path), self._home)
             child = launcher.spawn(launch, lock, self._path(seat, "log"))
         except PlatformError as problem:
             return problem.message

@@ -40,6 +40,7 @@ SMOL = Deployment(
     max_scale=1,
     epoch=1,
     created_at=datetime(2026, 1, 1, tzinfo=UTC),
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
 
 
@@ -47,7 +48,7 @@ SMOL = Deployment(
 async def llama_cpp(service_folder: Path) -> AsyncIterator[str]:
     """Its URL. It is ended by SIGTERM."""
     lock_name = str(service_folder / "llama.lock")
-    launch = launcher.plan_launch(SMOL, launcher.choose_listen(service_folder, "llama"), lock_name)
+    launch = launcher.plan_launch(SMOL, launcher.choose_listen(service_folder, "llama"), lock_name, service_folder)
     lock = launcher.take_lock(service_folder / "llama.lock")
     assert lock is not None
     process = launcher.spawn(launch, lock, service_folder / "llama.log")

@@ -45,7 +45,7 @@ class Stage:
         self.feed = feed
         self.folder = folder
         self.clock = ManualClock()
-        self.backend = CountingBackend(folder)
+        self.backend = CountingBackend(folder, folder)
         self.leadership = Leadership(engine, sessions, "test", SystemClock())
         self.registry = CollectorRegistry()
         self.stop = asyncio.Event()

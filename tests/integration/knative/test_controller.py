@@ -192,7 +192,7 @@ async def test_an_engine_whose_record_was_lost_is_found_and_replaced(stage: Stag
         deployment = await deployments.get(session, deployment_id)
     lock = launcher.take_lock(name.with_suffix(".lock"))
     assert lock is not None
-    launch = launcher.plan_launch(deployment, f"{name}.sock", f"{name}.lock")
+    launch = launcher.plan_launch(deployment, f"{name}.sock", f"{name}.lock", stage.folder)
     orphan = launcher.spawn(launch, lock, name.with_suffix(".log"))
     os.close(lock)
     await stage.begin()

