@@ -191,6 +191,24 @@ async def needed_by_catalog(session: AsyncSession) -> dict[UUID, str]:
     return found
 
 
+async def folder_in_use(session: AsyncSession, intake: IntakeRow) -> bool:
+    """Say whether a version, or another intake that is open, has the folder in the store that this intake writes to."""
+    version = exists().where(
+        ModelVersionRow.model_id == intake.model_id,
+        ModelVersionRow.number == intake.number,
+        ModelVersionRow.sha256 == intake.sha256,
+        ModelVersionRow.removed_at.is_(None),
+    )
+    other = exists().where(
+        IntakeRow.id != intake.id,
+        IntakeRow.state.in_(OPEN),
+        IntakeRow.model_id == intake.model_id,
+        IntakeRow.number == intake.number,
+        IntakeRow.sha256 == intake.sha256,
+    )
+    return bool(await session.scalar(select(version | other)))
+
+
 async def lifetimes(session: AsyncSession, version_id: UUID) -> list[Row[datetime, datetime | None]]:
     """Return when each deployment of a version, retired ones too, was made and taken away."""
     statement = select(DeploymentRow.created_at, DeploymentRow.retired_at).where(DeploymentRow.version_id == version_id)

@@ -335,7 +335,13 @@ async def _fail(desk: Desk, intake: Intake, why: str) -> None:
 
 
 async def tidy(desk: Desk, intake_id: UUID) -> None:
-    """Delete the parts of an intake that is over."""
+    """Delete what an intake that is over leaves: its parts, and files that it moved and that are no version's."""
+    async with db.transaction(desk.sessions) as session:
+        row = await queries.intake(session, intake_id)
+        orphaned = row is not None and row.sha256 and not await queries.folder_in_use(session, row)
+    if row is not None and orphaned and row.state != IntakeState.DONE:
+        folder = store.version_folder(row.model_id, row.number, row.sha256)
+        await store.delete_below(desk.objects, folder)
     await store.delete_below(desk.objects, store.upload_folder(intake_id))
     async with db.transaction(desk.sessions) as session:
         await queries.drop_parts(session, intake_id)
