@@ -240,6 +240,8 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("PUT", INTAKE_PART): _operator(Op.CATALOG_WRITE),
         ("POST", f"{INTAKE}/complete"): _operator(Op.CATALOG_WRITE, "model_intake.complete"),
         ("POST", f"{INTAKE}/cancel"): _operator(Op.CATALOG_WRITE, "model_intake.cancel"),
+        ("GET", f"{ADMIN}/registry/garbage"): _operator(Op.CATALOG_READ),
+        ("POST", f"{ADMIN}/registry/garbage/collect"): _operator(Op.CATALOG_WRITE, "model_version.collect"),
         ("GET", f"{ADMIN}/model-versions"): _operator(Op.CATALOG_READ),
         ("GET", MODEL_VERSION): _operator(Op.CATALOG_READ),
         ("GET", f"{MODEL_VERSION}/manifest"): _operator(Op.CATALOG_READ),

@@ -59,3 +59,15 @@ async def spent(session: AsyncSession, tenant_id: UUID, since: datetime, until: 
     """
     values = {"tenant": tenant_id, "since": since, "until": until}
     return (await session.execute(text(statement), values)).all()
+
+
+async def names_version(session: AsyncSession, version_id: UUID, first: date, last: date) -> bool:
+    """Say whether an event of these days names a version, whoever's it is. One in quarantine may: nobody has looked."""
+    statement = """
+        SELECT EXISTS (SELECT FROM usage_event WHERE version_id = :version AND day BETWEEN :first AND :last)
+            OR EXISTS (
+                SELECT FROM usage_quarantine WHERE admitted_at >= :first AND admitted_at < CAST(:last AS date) + 1
+            )
+    """
+    found = await session.execute(text(statement), {"version": version_id, "first": first, "last": last})
+    return bool(found.scalar_one())
