@@ -30,7 +30,7 @@ class KeptOut(Output):
 
 
 class GarbageOut(Output):
-    """What goes, or would go. Rows stay: receipts name them. Of `loose` files, which are no version's, 100 are shown."""
+    """What goes, or would go. Rows stay: receipts name them. Of `loose` files, no version's, 100 are shown."""
 
     remove: list[ModelVersionOut]
     keep: list[KeptOut]

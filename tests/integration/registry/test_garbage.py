@@ -9,10 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing import ledger
 from billing.metrics import poster_metrics
 from billing.posting import Posting
-from billing.types import PriceSchedule
 from billing.version_use import is_used
 from catalog import deployments, models
 from catalog.registry import garbage, intakes, versions, work
@@ -21,11 +19,9 @@ from core import db
 from core.clock import SystemClock
 from core.errors import PlatformError
 from core.ids import new_uuid
-from core.money import Currency
-from core.tiers import Tier
 from tests.factories import billing as make_events
 from tests.factories import registry as make
-from tests.factories.catalog import SEALING_KEY
+from tests.factories.catalog import SEALING_KEY, know
 
 LATER = timedelta(days=400)
 
@@ -60,11 +56,10 @@ async def retire(desk: work.Desk, deployment_id: UUID) -> None:
 
 async def use(desk: work.Desk, version_id: UUID, *, quarantine: str = "") -> None:
     """Bill a request that this version served."""
-    tenant_id = new_uuid()
-    schedule = PriceSchedule(new_uuid(), Currency.USD, Tier.STANDARD, 1, 1, 1, 1, 1)
-    async with db.transaction(desk.sessions) as session:
-        await ledger.open_tenant(session, tenant_id, Currency.USD)
-    event = make_events.event(tenant_id, schedule, quarantine=quarantine)
+    tenant_id = await make_events.tenant(desk.sessions, "5")
+    await know(desk.sessions, make_events.MODEL)
+    prices = await make_events.publish_prices(desk.sessions)
+    event = make_events.event(tenant_id, make_events.schedule(prices, tenant_id), quarantine=quarantine)
     event = msgspec.structs.replace(event, version_id=version_id)
     posting = Posting(desk.sessions, SystemClock(), poster_metrics(CollectorRegistry()))
     (posted,) = await posting.post([event])
