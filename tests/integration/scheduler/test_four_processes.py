@@ -19,6 +19,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from core import keyspace
 from core.errors import ErrorKind
 from core.resp import pack
 from core.tiers import Tier
@@ -93,8 +94,7 @@ class Flood:
             while self.now_s < end_s:
                 await self._step()
                 if kill_at_s is not None and killed_s is None and self.now_s >= START_US / 1e6 + kill_at_s:
-                    os.kill(self.pids.pop("r2"), signal.SIGKILL)
-                    killed_s = self.now_s
+                    killed_s = await self._kill("r2")
         finally:
             for pid in self.pids.values():
                 os.kill(pid, signal.SIGTERM)
@@ -105,6 +105,15 @@ class Flood:
         ledger = Ledger(rules_of(SCENARIOS[self.name]))
         ledger.replay(log.calls(NEEDED))
         return Played(ledger, self.told, killed_s, end_s)
+
+    async def _kill(self, name: str) -> float | None:
+        """End the process as it stands if it holds something; returns when."""
+        os.kill(self.pids[name], signal.SIGSTOP)
+        if not await self.fleet.client.call("HLEN", keyspace.lease(name)):
+            os.kill(self.pids[name], signal.SIGCONT)
+            return None
+        os.kill(self.pids.pop(name), signal.SIGKILL)
+        return self.now_s
 
     async def _set_time(self) -> None:
         now_us = round(self.now_s * 1e6)
