@@ -40,6 +40,17 @@ MICRO = 1e6
 Limits = Callable[[str, str, str], tuple[Demand, ...]]  # of the hex ids of key, project and tenant
 KEYS_OF_TENANT = 4
 
+# KEYS: credit, outstanding. ARGV: what is no request.
+POST = """
+local kept, sum = {}, 0
+for _, block in ipairs(ARGV) do kept[block] = true end
+for _, name in ipairs(redis.call('HKEYS', KEYS[2])) do
+  if kept[name] then sum = sum + redis.call('HGET', KEYS[2], name) else redis.call('HDEL', KEYS[2], name) end
+end
+local available, version = struct.unpack('<ddd', redis.call('GET', KEYS[1]))
+redis.call('SET', KEYS[1], struct.pack('<ddd', available, version, sum))
+"""
+
 
 def _model() -> ServedModel:
     return ServedModel(
@@ -112,7 +123,7 @@ class Measured(msgspec.Struct):
 class Bench:
     """Callers of one set of limits on an emptied Valkey."""
 
-    def __init__(self, client: RespClient, own: RespClient, limits: Limits) -> None:
+    def __init__(self, client: RespClient, own: RespClient, limits: Limits, *, blocks: bool = False) -> None:
         self._own = own
         self._limits = limits
         self._model = _model()
@@ -125,6 +136,7 @@ class Bench:
             clock=SystemClock(),
             global_inflight_max=100_000,
             budget_loader=self._load,
+            blocks=blocks,
         )
 
     async def start(self, keys: int, keys_of_tenant: int = KEYS_OF_TENANT) -> None:
@@ -156,6 +168,11 @@ class Bench:
     async def _ask(self) -> Grant:
         prepared = next(self._turn)
         self._used.add(UUID(hex=prepared.tenant))
+        if prepared.block is not None:
+            tokens = (INPUT_TOKENS, OUTPUT_TOKENS)
+            grant = self.admission.take(new_uuid(), prepared, HOLD_NANO, *tokens, Tier.STANDARD)
+            if grant is not None:
+                return grant
         return await self.admission.acquire(
             new_uuid(),
             prepared,
@@ -178,9 +195,9 @@ class Bench:
 
     async def post(self) -> None:
         """Take away what is outstanding, as the poster does, so that it stays as small as in life."""
+        blocks = [key.decode() for key in self.admission.blocks.keys()]  # noqa: SIM118 - it is no dict
         for tenant in self._used:
-            self._own.call("DEL", keyspace.outstanding(tenant))
-            self._own.call("SET", keyspace.credit(tenant), LAYOUT.pack(CREDIT_NANO, 1, 0))
+            await self._own.call("EVAL", POST, 2, keyspace.credit(tenant), keyspace.outstanding(tenant), *blocks)
         self._used.clear()
         await self._own.call("PING")
 
@@ -197,7 +214,7 @@ async def _scripts_us(client: RespClient) -> int:
 
 async def measure(url: str, valkey_pid: int, limits: Limits, options: argparse.Namespace) -> Measured:
     client, own = await RespClient.connect(url), await RespClient.connect(url)
-    bench = Bench(client, own, limits)
+    bench = Bench(client, own, limits, blocks=options.blocks)
     await bench.start(options.keys)
     await bench.run(max(options.pairs // 4, options.keys), options.at_once)
     scripts_us, valkey_s = await _scripts_us(own), machine.cpu_s([valkey_pid])
@@ -218,6 +235,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sets", nargs="*", default=list(SETS))
+    parser.add_argument("--blocks", action="store_true", help="leased blocks for callers that come fast: few `--keys`")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tg-bench-", dir="/tmp"))
     process = vk.start(folder, folder / "v.sock")

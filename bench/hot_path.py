@@ -51,6 +51,7 @@ PEPPER = b"p" * 32
 ENGINE = "http://127.0.0.1:9100"
 TURNS = 4  # of the loop, until what was set off by one arrival has been written out
 LIMIT = 10_000_000
+PLENTY = 10**8  # of what a block has
 LIMITS = (  # those of `bench.seed`
     Limit(LimitLevel.KEY, LimitMetric.REQUESTS_PER_MINUTE, LIMIT),
     Limit(LimitLevel.PROJECT, LimitMetric.REQUESTS_PER_MINUTE, LIMIT),
@@ -106,6 +107,8 @@ class Valkey:
         if limited:
             numbers += [LIMIT - 1, 0, LIMIT - 1, 1, 3]
         self._granted = b"*%d\r\n" % len(numbers) + b"".join(b":%d\r\n" % number for number in numbers)
+        held = [1, PLENTY, PLENTY, PLENTY * LIMIT, PLENTY, PLENTY, PLENTY, 10**15]  # see scripts/blocks.lua
+        self._block = b"*9\r\n" + b"".join(b":%d\r\n" % number for number in held) + self._granted
 
     def replies(self) -> bytes:
         """The answers to all that was sent since."""
@@ -119,6 +122,8 @@ class Valkey:
             return b"$8\r\nrun_id:x\r\n"
         if function == commands.ACQUIRE:
             return self._granted
+        if function in {commands.BLOCK, commands.CHARGE}:
+            return self._block if function == commands.BLOCK else b"*1\r\n:1\r\n"
         if function == commands.EPOCH:
             return b"*2\r\n:1\r\n$1\r\ne\r\n"
         if function == commands.HEARTBEAT:
@@ -179,7 +184,15 @@ class Stage:
     """A gateway with callers and engine connections, all in memory, that serves its callers in step."""
 
     def __init__(
-        self, folder: Path, body: bytes, *, callers: int, keys: int, limited: bool = True, unlike: bool = False
+        self,
+        folder: Path,
+        body: bytes,
+        *,
+        callers: int,
+        keys: int,
+        limited: bool = True,
+        unlike: bool = False,
+        blocks: bool = False,
     ) -> None:
         loop = asyncio.get_running_loop()
         clock = SystemClock()
@@ -187,7 +200,7 @@ class Stage:
         self.spool = SpoolWriter(folder, clock=clock)  # never started: its thread's work is done by `_sync`
         self.spool._loop = loop
         self.admission = Admission(
-            self.valkey.client, replica="bench", clock=clock, global_inflight_max=LIMIT, background=False
+            self.valkey.client, replica="bench", clock=clock, global_inflight_max=LIMIT, background=False, blocks=blocks
         )
         metrics = Metrics()
         pool = UpstreamPool(loop, clock.monotonic, connections_max=callers)
@@ -233,6 +246,8 @@ class Stage:
         self.gateway.log._lines.clear()
         self.admission._on_beat(1)
         self.admission._on_beat(1)
+        self.admission.blocks.turn()
+        self.valkey.connection.data_received(self.valkey.replies())
 
 
 def _arrive(protocols: list[Any], data: list[bytes]) -> None:
@@ -311,6 +326,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
         keys=options.keys,
         limited=not options.unlimited,
         unlike=options.unlike,
+        blocks=options.blocks,
     )
     await stage.valkey.answering(stage.admission.start())
     for _ in range(2 * options.keys // options.callers + 20):
@@ -342,6 +358,7 @@ def main() -> None:
     parser.add_argument("--callers", type=int, default=64, help="requests in step")
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--unlimited", action="store_true", help="no limits on key, project and tenant")
+    parser.add_argument("--blocks", action="store_true", help="admit from leased blocks; with one of `--keys`")
     parser.add_argument("--unlike", action="store_true", help="every key's head is another, so that none is known")
     parser.add_argument(
         "--list", type=int, default=0, metavar="N", help="also the N functions with most calls, and most steps"

@@ -74,6 +74,10 @@ def outstanding(tenant_id: UUID) -> str:
     return f"{{tg}}:out:{tenant_id.hex}"
 
 
+def local(tenant_id: UUID) -> str:
+    return f"{{tg}}:local:{tenant_id.hex}"
+
+
 def counter(name: str) -> str:
     return f"{{tg}}:c:{name}"
 

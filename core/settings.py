@@ -95,6 +95,7 @@ class Gateway(_Group):
     cache_trust_s: int = 60  # how long cached keys and prices are trusted with Postgres and Valkey away
     policy_trust_s: int = 900  # how old what a gateway kept on disk may be when it starts without Postgres; 0: never
     global_inflight_max: int = 4096  # over all replicas
+    blocks: bool = True  # admit callers that come fast from leased blocks, as far as their limits are (ADR 0032)
 
     @model_validator(mode="after")
     def _lower_tiers_first(self) -> Self:

@@ -71,6 +71,7 @@ class Blocks:
         self._blocks: dict[bytes, Block] = {}
         self._left: dict[bytes, Block] = {}  # dissolved, and Valkey may still hold them
         self._turning: asyncio.TimerHandle | None = None
+        self.granted = 0  # requests admitted from blocks, ever
 
     def __len__(self) -> int:
         return len(self._blocks)

@@ -52,6 +52,8 @@ class AdmissionMetrics:
         yield f"# TYPE {PREFIX}wait_seconds histogram"
         for (tier, model), waits in sorted(self.waits.items()):
             yield from waits.lines(f"{PREFIX}wait_seconds", _text(_labels(tier, model)) + ",")
+        yield from family("blocks", "gauge", [({}, len(admission.blocks))])
+        yield from family("block_grants_total", "counter", [({}, admission.blocks.granted)])
         drift = admission.drift
         yield from family("recounts_total", "counter", [({}, drift.rounds)])
         yield from family("drift", "gauge", [({"kind": kind}, off) for kind, off in drift.last.items()])

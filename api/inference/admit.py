@@ -16,7 +16,7 @@ SPOOL_RETRY_AFTER_S = (30, 10, 5)  # by tier: as the spool empties, the higher o
 PATIENCE_HEADER = b"x-tidegate-max-wait"  # seconds the caller is willing to wait for a place or a wake
 
 
-async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
+async def admit(gateway: Gateway, job: Job, request: Request) -> Any:  # noqa: C901 - one look after the other, none nested
     """Return the grant.
 
     Raises:
@@ -35,18 +35,23 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:
     if job.instead_of:  # the time is the caller's, whichever model serves
         wait_s = job.place_until - gateway.clock.monotonic()
     input_tokens, output_tokens = estimate.prompt_tokens(call, model), estimate.output_tokens(call, model)
-    try:
-        grant = await gateway.admission.acquire(
-            job.id,
-            offer.prepared,
-            hold=holds.hold_nano(offer.schedule, input_tokens, output_tokens) if call.endpoint != "tokenize" else 0,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            tier=offer.tier,
-            wait_s=wait_s,
-        )
-    except PlatformError as refusal:
-        raise _meant(gateway, model, refusal) from None
+    hold = holds.hold_nano(offer.schedule, input_tokens, output_tokens) if call.endpoint != "tokenize" else 0
+    grant = None
+    if offer.prepared.block is not None and job.claim is None:  # a claim asks whether Valkey knows the request
+        grant = gateway.admission.take(job.id, offer.prepared, hold, input_tokens, output_tokens, offer.tier)
+    if grant is None:
+        try:
+            grant = await gateway.admission.acquire(
+                job.id,
+                offer.prepared,
+                hold=hold,
+                input_tokens=input_tokens,
+                output_tokens=output_tokens,
+                tier=offer.tier,
+                wait_s=wait_s,
+            )
+        except PlatformError as refusal:
+            raise _meant(gateway, model, refusal) from None
     job.admitted_at_us = gateway.clock.now_us()
     gateway.admission_metrics.grants[model.name][offer.tier] += 1
     if grant.queue_us or grant.over:

@@ -172,6 +172,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
 def admission_of(
     settings: Settings, valkey: RespClient, sessions: db.Sessions, clock: Clock, register: SpoolRegister
 ) -> Admission:
+    """The door; what it asks of money is read from the books."""
     return Admission(
         valkey,
         replica=replica_name(settings),
@@ -180,6 +181,7 @@ def admission_of(
         credit_loader=credit_figures.make_loader(sessions, valkey),
         budget_loader=budgets.make_loader(sessions, valkey),
         on_epoch=register.look,
+        blocks=settings.gateway.blocks,
     )
 
 

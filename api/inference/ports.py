@@ -44,6 +44,14 @@ class Grant(Protocol):
     on_asked: Callable[[], bool] | None  # told so; True: the place will be given
 
 
+class Blocks(Protocol):
+    """What is leased to this gateway, so that it admits by itself."""
+
+    granted: int  # requests admitted so, ever
+
+    def __len__(self) -> int: ...
+
+
 class Admission(Protocol):
     """The one atomic script over all demands."""
 
@@ -62,6 +70,11 @@ class Admission(Protocol):
         """What recounts by this replica found."""
         ...
 
+    @property
+    def blocks(self) -> Blocks:
+        """How many there are, and what they were good for."""
+        ...
+
     def prepare(
         self,
         demands: tuple[Demand, ...],
@@ -72,6 +85,12 @@ class Admission(Protocol):
         weight: float = 1.0,
         entitlements: tuple[Entitlement, ...] = (),
     ) -> Any: ...
+
+    def take(  # noqa: PLR0917 - as `acquire`
+        self, request_id: UUID, prepared: Any, hold: int, input_tokens: int, output_tokens: int, tier: Tier
+    ) -> Any:
+        """Admit from the caller's block (`prepared.block`); None: `acquire` decides."""
+        ...
 
     def acquire(
         self,

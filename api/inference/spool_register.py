@@ -56,6 +56,10 @@ class SpoolRegister:
         """Free the money held for requests of former lives that left no usage event; returns how many there were."""
         if not self._returning:
             return 0
+        if not self._epoch:  # what was admitted from a block stands in the spool alone until it is entered
+            await self.look()
+            if not self._epoch:
+                return 0
         try:
             return await self._write_off(keyspace.owed(self._folder.name))
         except (RespUnavailable, RespError, OSError) as error:

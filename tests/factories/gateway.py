@@ -55,6 +55,15 @@ class FakeGrant(msgspec.Struct):
     wait: Wait | None = None
 
 
+class NoBlocks:
+    """Of an admission that leases none."""
+
+    granted = 0
+
+    def __len__(self) -> int:
+        return 0
+
+
 class FakeAdmission:
     """Grants everything unless told otherwise, and remembers who holds what."""
 
@@ -75,6 +84,7 @@ class FakeAdmission:
         self.queue_us = 0  # how long every request waited
         self.wait: Wait | None = None  # and why
         self.over: tuple[Demand, ...] = ()  # soft and dark limits that every request passes
+        self.blocks = NoBlocks()
 
     def prepare(
         self,
@@ -87,6 +97,11 @@ class FakeAdmission:
         entitlements: tuple[Entitlement, ...] = (),
     ) -> Prepared:
         return Prepared(demands, model, tenant, owner=owner, weight=weight, entitlements=entitlements)
+
+    def take(  # noqa: PLR0917 - as of admission
+        self, request_id: UUID, prepared: Prepared, hold: int, input_tokens: int, output_tokens: int, tier: Tier
+    ) -> None:
+        raise AssertionError("nobody has a block")
 
     async def acquire(
         self,

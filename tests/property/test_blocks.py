@@ -125,11 +125,18 @@ class World:
 
     async def ask(self, n: int, *, wait_s: float = 0.0) -> None:
         replica, request_id, prepared = self.fleet.replicas[n], new_uuid(), self.caller(n)
-        amounts = {"hold": HOLD, "input_tokens": INPUT, "output_tokens": OUTPUT, "tier": Tier.STANDARD}
-        grant = replica.take(request_id, prepared, **amounts)  # type: ignore[arg-type] # as below
+        grant = replica.take(request_id, prepared, HOLD, INPUT, OUTPUT, Tier.STANDARD)
         if grant is None:
             try:
-                grant = await replica.acquire(request_id, prepared, wait_s=wait_s, **amounts)  # type: ignore[arg-type]
+                grant = await replica.acquire(
+                    request_id,
+                    prepared,
+                    hold=HOLD,
+                    input_tokens=INPUT,
+                    output_tokens=OUTPUT,
+                    tier=Tier.STANDARD,
+                    wait_s=wait_s,
+                )
             except PlatformError as error:
                 self.refused.append(error.code)
                 return

@@ -17,6 +17,7 @@ from core.ids import new_uuid
 from core.money import Currency
 from core.tiers import Tier
 from core.usage import TokenUsage
+from tests.factories.credit_figures import add_outstanding
 from tests.factories.scheduler import Fleet, ask, money, served_model
 
 HOLD = 10
@@ -96,3 +97,18 @@ async def test_requests_of_this_life_are_never_written_off(fleet: Fleet, tmp_pat
     started = datetime.now(UTC) - timedelta(minutes=1)
     assert await register(fleet, tmp_path / "victim", started=started).write_off() == 0
     assert await fleet.credit_left(tenant) == 1000 - 3 * HOLD
+
+
+async def test_of_a_block_what_its_requests_used_stays_held(fleet: Fleet, tmp_path: Path) -> None:
+    """Of those nobody but the spool knows: an event is entered before the block's money is freed."""
+    tenant, block, request, folder = uuid4(), new_uuid(), new_uuid(), tmp_path / "victim"
+    await fleet.replica("victim")
+    await fleet.set_credit(tenant, 1000)
+    await fleet.client.call("HSET", keyspace.outstanding(tenant), block.hex, 500)
+    await add_outstanding(fleet.client, tenant, 500)
+    await fleet.client.call("HSET", keyspace.owed("victim"), block.hex, tenant.hex)
+    await spooled(folder, request, tenant)
+    now = datetime.now(UTC) + timedelta(milliseconds=2)
+    assert await register(fleet, folder, started=now).write_off() == 1
+    assert await fleet.outstanding(tenant) == {request.hex: 1}  # 5 pico, as nano rounded up
+    assert await fleet.credit_left(tenant) == 999

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from billing import credit_figures, pricing, receipts, usage
 from billing.types import Meter, Outcome, PriceSchedule, UsageEvent
 from billing.verify import verify
+from core import keyspace
 from core.db import transaction
 from core.errors import PlatformError
-from core.ids import new_uuid
+from core.ids import new_uuid, uuid7_time
 from core.money import Currency, parse_pico
 from core.tiers import Tier
 from core.usage import TokenUsage
@@ -25,6 +26,18 @@ from tests.factories.billing_world import World, write
 async def receipt(world: World, tenant_id: UUID, event_id: UUID) -> receipts.Receipt | None:
     async with transaction(world.sessions) as session:
         return await receipts.receipt(session, tenant_id, event_id)
+
+
+async def test_what_a_gateway_admitted_by_itself_may_be_pending_for_ten_minutes(world: World) -> None:
+    tenant_id, s = await world.tenant("1")
+    event, other = make.event(tenant_id, s), (await world.tenant("1"))[0]
+    assert not await receipts.is_pending(world.client, tenant_id, event.id)
+    made_us = int(uuid7_time(event.id).timestamp()) * 1_000_000
+    await world.client.call("SET", keyspace.local(tenant_id), made_us + 599_000_000)
+    assert await receipts.is_pending(world.client, tenant_id, event.id)
+    assert not await receipts.is_pending(world.client, other, event.id)
+    await world.client.call("SET", keyspace.local(tenant_id), made_us + 602_000_000)
+    assert not await receipts.is_pending(world.client, tenant_id, event.id)
 
 
 async def test_a_receipt_shows_parts_prices_and_the_exact_amount(world: World) -> None:
