@@ -129,7 +129,8 @@ TURNS = Scenario(
 # What five tenants have of 20 places at high tide: the first three by their entitlements, the
 # first whatever its tier, and the others by weight.
 ENTITLED_MODEL = _model(1, 20)
-ENTITLED_PLACES = {_tenant(1): 4, _tenant(2): 8, _tenant(3): 2, _tenant(4): 2, _tenant(5): 4}
+ENTITLED_PLACES = {_tenant(1): 4, _tenant(2): 8, _tenant(3): 2}
+ENTITLED_WEIGHTS = {_tenant(4): 1, _tenant(5): 2}  # of the other six places
 ENTITLEMENTS = (
     Entitlement(_tenant(1).hex, guarantee=4, deserved=4),
     Entitlement(_tenant(2).hex, deserved=8),
@@ -147,7 +148,7 @@ ENTITLED = Scenario(
             weight=weight,
             entitlements=ENTITLEMENTS,
         )
-        for tenant, weight in zip(ENTITLED_PLACES, (1, 1, 8, 1, 2), strict=True)
+        for tenant, weight in ({_tenant(1): 1, _tenant(2): 1, _tenant(3): 8} | ENTITLED_WEIGHTS).items()
     )
 )
 

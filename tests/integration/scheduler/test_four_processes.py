@@ -298,6 +298,12 @@ async def test_tenants_have_what_they_are_entitled_to_at_high_tide(play: Play, s
             seconds[lease.owner] += max(0.0, min(lease.ended_s, played.end_s) - max(lease.granted_s, played.end_s - 60))
     for tenant, places in scenarios.ENTITLED_PLACES.items():
         assert seconds[tenant.hex] / 60 == pytest.approx(places, rel=0.05)
+    rest = {tenant.hex: weight for tenant, weight in scenarios.ENTITLED_WEIGHTS.items()}
+    assert sum(seconds[tenant] for tenant in rest) / 60 == pytest.approx(6, rel=0.05)
+    cost = granted_cost(played, scenarios.ENTITLED_MODEL.deployment_id)
+    for name, weight in rest.items():
+        part = cost[name] / sum(cost[other] for other in rest)
+        assert part == pytest.approx(weight / sum(rest.values()), rel=0.05)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
