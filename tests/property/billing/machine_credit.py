@@ -94,6 +94,9 @@ class CreditRules(BooksBase):
     @rule(who=tenants, amount=amounts, minutes=st.sampled_from([5, 6, 30, 2 * FAR]), by=operators)
     def buy(self, who: int, amount: int, minutes: int, by: int) -> None:
         """A top-up that expires: a lot of its own. Above what the person has left alone today it waits."""
+        self.do_buy(who, amount, minutes, by)
+
+    def do_buy(self, who: int, amount: int, minutes: int, by: int) -> None:
         account, expires = self.accounts[who], self.now + minutes
         asked = credit.asked(self.clock.now(), by=OPERATORS[by], alone_max_pico=ALONE_MAX)
 

@@ -13,8 +13,8 @@ from sqlalchemy import text
 from billing import lots, periods, seals
 from core import db
 from core.errors import PlatformError
-from tests.property.billing.machine import Books, places, tenants
-from tests.property.billing.machine_credit import CreditRules
+from tests.property.billing.machine import Books, amounts, places, tenants
+from tests.property.billing.machine_credit import CreditRules, operators
 from tests.property.billing.model import FAR, GRACE
 
 Edge = tuple[int, int | None]  # which lot; how many minutes before it expires
@@ -69,9 +69,26 @@ class TimeRules(CreditRules):
             minutes = lot - edge[1] - self.now
         self.go_on(minutes, dies)
 
+    @rule(
+        who=st.integers(0, 1),
+        amount=amounts,
+        by=operators,
+        ago=st.sampled_from([None, 9, 10]),
+        dies=st.sampled_from([None, *range(9)]),
+    )
+    def sell_and_let_expire(self, who: int, amount: int, by: int, *, ago: int | None, dies: int | None) -> None:
+        """Paid credit is there until ten minutes after its end, and as long as usage of before its end is on a disk."""
+        self.do_buy(who, amount, 5, by)
+        self.go_on(14)
+        self.do_report(ago)
+        self.go_on(1, dies)
+
     @rule(ago=st.sampled_from([None, None, 0, 10, 11, 1440]))
     def report_spool(self, ago: int | None) -> None:
         """A poster tells of when the oldest usage is that it did not post; None: it posted all."""
+        self.do_report(ago)
+
+    def do_report(self, ago: int | None) -> None:
         self.on_disk = None if ago is None else self.now - ago
 
         async def work() -> None:
