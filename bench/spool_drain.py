@@ -41,12 +41,15 @@ TENANTS_PER_TRANSACTION = 100
 
 
 @contextmanager
-def services(folder: Path) -> Iterator[tuple[Database, str]]:
-    """A migrated database and a Valkey, both with their durable defaults, as children of this process."""
+def services(folder: Path, options: dict[str, str] | None = None) -> Iterator[tuple[Database, str]]:
+    """A migrated database and a Valkey, both with their durable defaults, as children of this process.
+
+    `options`: of Postgres, beside those it always has.
+    """
     files = pg.PostgresFiles(folder / "pg", secrets.token_hex(16), secrets.token_hex(16))
     pg.initialise(files)
     port = pg.free_port()
-    process = pg.start(files, port)
+    process = pg.start(files, port, options=options)
     valkey = vk.start(folder / "valkey", folder / "valkey.sock")
     try:
         pg.wait_ready(files, port, lambda: process.poll() is None)

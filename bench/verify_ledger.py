@@ -35,6 +35,7 @@ from tests.factories import billing as make
 
 EVENTS_PER_STEP = 500_000
 WRITERS = 2
+LOADING = {"max_wal_size": "16GB"}  # at the default, pages are written whole again after each of many checkpoints
 SAMPLE_S = 0.2
 MIB = 1024 * 1024
 
@@ -265,7 +266,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tg-verify-", dir=options.folder) as name:
         folder = Path(name)
         folder.chmod(0o755)
-        with services(folder) as (database, _):
+        with services(folder, LOADING) as (database, _):
             sys.stdout.write(json.dumps(run(database, options)) + "\n")
 
 
