@@ -26,6 +26,7 @@ ADJUSTMENT = f"{TENANT}/adjustments/{{adjustment_id}}"
 QUARANTINED = f"{TENANT}/quarantine/{{generation_id}}"
 MY_PROJECT = f"{MY_TENANT}/projects/{{project_id}}"
 RERATING = f"{ADMIN}/reratings/{{rerating_id}}"
+ROLLOUT = f"{ADMIN}/rollouts/{{rollout_id}}"
 PRICE_VERSION = f"{ADMIN}/price-versions/{{price_version_id}}"
 MODEL_VERSION = f"{ADMIN}/model-versions/{{version_id}}"
 INTAKE = f"{ADMIN}/registry/intakes/{{intake_id}}"
@@ -247,6 +248,12 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("GET", f"{MODEL_VERSION}/manifest"): _operator(Op.CATALOG_READ),
         ("POST", f"{MODEL_VERSION}/verify"): _operator(Op.CATALOG_WRITE, "model_version.verify"),
         ("POST", f"{MODEL_VERSION}/deprecate"): _operator(Op.CATALOG_WRITE, "model_version.deprecate"),
+        ("POST", f"{ADMIN}/models/{{model_id}}/rollouts"): _operator(Op.CATALOG_WRITE, "rollout.start"),
+        ("GET", f"{ADMIN}/rollouts"): _operator(Op.CATALOG_READ),
+        ("GET", ROLLOUT): _operator(Op.CATALOG_READ),
+        ("GET", f"{ROLLOUT}/events"): _operator(Op.CATALOG_READ),
+        ("POST", f"{ROLLOUT}/cancel"): _operator(Op.CATALOG_WRITE, "rollout.cancel"),
+        ("POST", f"{ROLLOUT}/rollback"): _operator(Op.CATALOG_WRITE, "rollout.ask_back"),
         ("GET", f"{ADMIN}/deployments"): _operator(Op.CATALOG_READ),
         ("POST", f"{ADMIN}/deployments"): _operator(Op.CATALOG_WRITE, "deployment.create"),
         ("GET", f"{ADMIN}/deployments/{{deployment_id}}"): _operator(Op.CATALOG_READ),

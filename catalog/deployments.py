@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from catalog import queries
+from catalog import queries, rollout_guard
 from catalog.models import check_weights
 from catalog.tables import DeploymentRow, DesiredRow, ModelVersionRow
 from catalog.types import Deployment, DeploymentChange, DeploymentKind, EngineKind, NewDeployment, Temperature
@@ -127,6 +127,7 @@ async def update(
 async def retire(session: AsyncSession, deployment_id: UUID, *, now: datetime) -> None:
     """Take a deployment away: the controller drains and stops it. Its name becomes free."""
     row, desired, _ = await _locked(session, deployment_id)
+    await rollout_guard.check_deployment(session, deployment_id)
     row.retired_at = now
     row.name = f"r-{deployment_id.hex}"
     row.sealed_credential = b""

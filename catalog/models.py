@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from catalog import queries
+from catalog import queries, rollout_guard
 from catalog.tables import DeploymentRow, ModelRow, ModelVersionRow
 from catalog.types import DeploymentKind, EngineKind, Model, ModelVersion, NewVersion, ServedModel
 from core.db import record_config_change
@@ -116,7 +116,8 @@ async def set_alias(session: AsyncSession, name: str, version_id: UUID, *, now: 
     """Let a public name lead to a version: a new name, another version, or a rollback.
 
     Raises:
-        PlatformError: kind not_found for an unknown version, conflict when the name is another model's own.
+        PlatformError: kind not_found for an unknown version, conflict when the name is another model's own, or a
+            rollout switches it.
     """
     check_name(name)
     version = await queries.version_by_id(session, version_id, keep=True)
@@ -126,12 +127,14 @@ async def set_alias(session: AsyncSession, name: str, version_id: UUID, *, now: 
     owner = await queries.model_named(session, name)
     if owner is not None and owner.id != version.model_id:
         raise PlatformError("NAME_TAKEN", ErrorKind.CONFLICT, f"{name!r} is another model's own name.", param="name")
+    await rollout_guard.check_name(session, name)
     await queries.upsert_alias(session, name, version_id, now)
     await record_config_change(session, "catalog", None)
 
 
 async def drop_alias(session: AsyncSession, name: str) -> None:
     """Take a public name away; calls to it answer 404 from now on."""
+    await rollout_guard.check_name(session, name)
     await queries.delete_alias(session, name)
     await record_config_change(session, "catalog", None)
 
@@ -184,14 +187,15 @@ async def load_served(session: AsyncSession, report: Report = log_unreadable) ->
     found = {}
     for name, model, version, deployment in await queries.served(session):
         try:
-            found[name] = _served(name, model, version, deployment)
+            found[name] = as_served(name, model, version, deployment)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with one row is not the others' fault
             report("deployment", deployment.id, error)
             found.pop(name, None)
     return found
 
 
-def _served(name: str, model: ModelRow, version: ModelVersionRow, deployment: DeploymentRow) -> ServedModel:
+def as_served(name: str, model: ModelRow, version: ModelVersionRow, deployment: DeploymentRow) -> ServedModel:
+    """Return what a gateway must know of a public name that this deployment answers for."""
     return ServedModel(
         name=name,
         model_id=model.id,

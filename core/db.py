@@ -66,8 +66,8 @@ async def transaction(sessions: Sessions) -> AsyncIterator[AsyncSession]:
             raise
 
 
-async def record_config_change(session: AsyncSession, kind: str, entity_id: UUID | None) -> None:
-    """Tell every gateway, with this transaction's commit, that the thing changed.
+async def record_config_change(session: AsyncSession, kind: str, entity_id: UUID | None) -> int:
+    """Tell every gateway, with this transaction's commit, that the thing changed; returns the revision that says so.
 
     Args:
         session: the transaction that changes it.
@@ -75,7 +75,8 @@ async def record_config_change(session: AsyncSession, kind: str, entity_id: UUID
             ``identity_provider``, ``operator``, ``catalog`` or ``prices``.
         entity_id: which one; None means reload all of that kind.
     """
-    await session.execute(text("SELECT record_config_change(:kind, :entity)"), {"kind": kind, "entity": entity_id})
+    statement = text("SELECT record_config_change(:kind, :entity)")
+    return int((await session.execute(statement, {"kind": kind, "entity": entity_id})).scalar_one())
 
 
 def migrate(owner_url: str) -> None:

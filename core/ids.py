@@ -34,6 +34,7 @@ class IdKind(StrEnum):
     MODEL_VERSION = "mver"
     MODEL_INTAKE = "itk"
     DEPLOYMENT = "dep"
+    ROLLOUT = "rol"
     REPLICA = "rep"
     GENERATION = "gen"
     PRICE_BOOK = "pbk"

@@ -49,6 +49,8 @@ key                         type     content and writer
 ``{tg}:held:<deployment>``  zset     who is held until it wakes, by tier and arrival; ``{tg}:ramp:<deployment>``: how
                                      far they have been let go since it was ready (scheduler/held.py, from gateways)
 ``{tg}:first:<deployment>`` string   how long its first answer after a wake took (gateways, for the controller)
+``{tg}:serving``            hash     replica → the configuration revision that it serves (gateways)
+``{tg}:arms:<rollout>``     hash     replica → JSON of `knative.arm_figures.Figures`; expires (gateways)
 ==========================  =======  =========================================================================
 
 Channels: ``{tg}:state`` (a deployment id whose state changed), ``{tg}:wake`` (a deployment id to wake).
@@ -64,6 +66,7 @@ STATE_CHANNEL = "{tg}:state"
 WAKE_CHANNEL = "{tg}:wake"
 SCRAPER = "{tg}:scraper"
 FIGURES = "{tg}:figures"
+SERVING = "{tg}:serving"
 
 
 def credit(tenant_id: UUID) -> str:
@@ -136,3 +139,7 @@ def ramp(deployment_id: UUID) -> str:
 
 def first(deployment_id: UUID) -> str:
     return f"{{tg}}:first:{deployment_id.hex}"
+
+
+def arms(rollout_id: UUID) -> str:
+    return f"{{tg}}:arms:{rollout_id.hex}"

@@ -4,12 +4,14 @@ from datetime import UTC, datetime, timedelta
 
 from api import networks
 from api.inference import errors
+from api.inference.conversation import conversation_of
 from api.inference.directory import Directory, Offer, engine_fields, may_use
 from api.inference.gateway import Gateway
 from api.inference.limits import LimitLines
 from api.inference.ports import Admission
 from api.inference.request import Call
 from billing.types import PriceSchedule
+from catalog.arms import takes_canary
 from catalog.types import DeploymentKind, ServedModel
 from core.errors import ErrorKind, PlatformError
 from core.tiers import Tier
@@ -134,8 +136,11 @@ def resolve(
     key = (principal.key_id.int, name, call.tier, call.endpoint)
     offer = directory.offers.get(key)
     if offer is None or now_us >= offer.until_us or offer.principal is not principal:
-        offer = _resolve(directory, admission, principal, call, now_us, name)
-        directory.remember(key, offer)
+        if name in directory.rollouts:
+            offer = _of_rollout(directory, admission, principal, call, now_us, name)
+        else:
+            offer = _resolve(directory, admission, principal, call, now_us, find_model(directory, principal, name))
+            directory.remember(key, offer)
     if call.max_tokens > offer.model.context_max:
         raise errors.invalid(
             f"The parameter {call.max_tokens_name!r} is at most {offer.model.context_max} for this model.",
@@ -148,10 +153,25 @@ def resolve(
     return offer
 
 
-def _resolve(  # noqa: PLR0917 - all of `resolve`
+def _of_rollout(  # noqa: PLR0917 - all of `resolve`
     directory: Directory, admission: Admission, principal: Principal, call: Call, now_us: int, name: str
 ) -> Offer:
-    model = find_model(directory, principal, name)
+    """Return the offer of the version that serves this conversation; offers are kept by version."""
+    model, arms = find_model(directory, principal, name), directory.rollouts[name]
+    if takes_canary(arms, principal.tenant_id, conversation_of(call)):
+        model = arms.canary
+    version = f"{name} {model.version_id.hex}"  # no public name has a space
+    key = (principal.key_id.int, version, call.tier, call.endpoint)
+    offer = directory.offers.get(key)
+    if offer is None or now_us >= offer.until_us or offer.principal is not principal:
+        offer = _resolve(directory, admission, principal, call, now_us, model)
+        directory.remember(key, offer)
+    return offer
+
+
+def _resolve(  # noqa: PLR0917 - all of `resolve`
+    directory: Directory, admission: Admission, principal: Principal, call: Call, now_us: int, model: ServedModel
+) -> Offer:
     if call.endpoint not in model.endpoints and call.endpoint != "tokenize":
         served = ", ".join(sorted(model.endpoints))
         raise errors.invalid(f"The model {model.name!r} does not serve {call.endpoint}; it serves {served}.", "model")

@@ -32,7 +32,7 @@ async def admit(gateway: Gateway, job: Job, request: Request) -> Any:  # noqa: C
     model = offer.model
     most, wait_s = waits(gateway, job, request)
     job.patience_until, job.place_until = job.started + most, job.started + wait_s
-    if job.instead_of:  # the time is the caller's, whichever model serves
+    if job.instead_of or job.admitted_at_us:  # the time is the caller's, whichever model or version serves
         wait_s = job.place_until - gateway.clock.monotonic()
     input_tokens, output_tokens = estimate.prompt_tokens(call, model), estimate.output_tokens(call, model)
     hold = holds.hold_nano(offer.schedule, input_tokens, output_tokens) if call.endpoint != "tokenize" else 0

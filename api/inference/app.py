@@ -29,6 +29,7 @@ from api.inference.protocol import InferenceProtocol
 from api.inference.readiness import Readiness
 from api.inference.refusals import RefusalWriter
 from api.inference.rehash import Rehash
+from api.inference.rollout_post import RolloutPost
 from api.inference.snapshot import Follower
 from api.inference.spool_register import SpoolRegister
 from api.server import Server
@@ -153,11 +154,12 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
     keeper = keeper_of(gateway, settings, admission, states)
     follower = follower_of(gateway, settings, sessions, peppers, partial(start_from_disk, settings, gateway))
     refusal_writer = RefusalWriter(gateway.refusals, sessions, new_uuid, metrics.add)
+    post = RolloutPost(valkey, replica, directory)
     try:
         await join(settings, clock, admission, states)
         feed = RoutingFeed(valkey, gateway.router, gateway=replica, clock=clock)
         work = [sweeper.run(gateway), register.run(), refusal_writer.run(), rehash.run(), bearers.run(), keeper.run()]
-        work.append(feed.run())
+        work += [feed.run(), post.run()]
         yield gateway, follower, work
     finally:
         for part in (keeper.close, bearers.close, new_keys.close, refusal_writer.close, states.close, admission.close):

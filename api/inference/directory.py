@@ -11,6 +11,7 @@ import msgspec
 from api.inference.limits import NO_LIMITS, LimitLines
 from api.inference.ports import Prices
 from billing.types import PriceSchedule
+from catalog.rollout_types import Arms
 from catalog.types import EngineKind, ServedModel
 from core.tiers import Tier
 from scheduler.types import NO_CAPABILITY, Entitlement
@@ -44,6 +45,7 @@ class Directory:
     def __init__(self) -> None:
         self.principals: dict[bytes, Principal] = {}
         self.models: Mapping[str, ServedModel] = {}
+        self.rollouts: Mapping[str, Arms] = {}  # by public name: two versions serve it
         self.prices: Prices | None = None
         self.entitlements = EntitlementBook()
         self.promised: dict[str, tuple[Entitlement, ...]] = {}  # by model: of all its tenants, as admission knows them
@@ -52,6 +54,7 @@ class Directory:
         self.news = 0  # how often changes were begun to be applied
         self.settled = asyncio.Event()  # no changes are being applied
         self.settled.set()
+        self.served = asyncio.Event()  # there is a revision that requests are resolved by, and nobody was told of
         self.loaded = False
         self.from_disk = False  # what is known was read from disk at the start, and Postgres was not seen since
         self.disk_note = ""  # why the policy on disk was not taken

@@ -75,6 +75,7 @@ class Metrics:
             "config_failures_total": 0,
             "config_unreadable_total": 0,  # rows left out, each time one is met
             "fallbacks_failed_total": 0,  # the other model had no place either
+            "switched_while_waiting_total": 0,  # requests sent to the version that had replaced theirs meanwhile
             "streams_ended_total": 0,
             "rehashed_total": 0,
             "rehash_dropped_total": 0,

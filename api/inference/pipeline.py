@@ -17,6 +17,7 @@ from api.inference.job import Client, Job, Request
 from api.inference.request import parse
 from api.inference.route import may_retry, route
 from api.inference.stream import stream
+from api.inference.switched import follow, is_switched
 from api.inference.wire import IDEMPOTENCY_KEY
 from core.errors import PlatformError
 from engine.client import Target
@@ -71,6 +72,9 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
 async def _run(gateway: Gateway, job: Job, request: Request, client: Client) -> None:
     # 4. admit: every limit and the money hold, all or nothing; may wait in the queue.
     job.grant = await admit(gateway, job, request)
+    if job.grant.queue_us and is_switched(gateway, job):  # its version was replaced while it waited
+        follow(gateway, job)
+        job.grant = await admit(gateway, job, request)
     # 5. and 6.: again when a higher tier needed its place before a byte of the answer had come.
     await _answer(gateway, job, request, client)
     while job.yields:

@@ -64,6 +64,7 @@ TIERS = MappingProxyType(
 BRACKETS_MAX = 100_000  # decoding millions of empty lists would hold the loop for more than a second
 MAX_CHOICES = 128
 MAX_WAIT_S = 1e6
+NAME_MAX = 512  # characters of a conversation's name that tell it from others
 LONG = 2048  # bytes; from here on it matters how quotes are counted
 TEXT_PARTS = ("text", "refusal")  # of a message's content; any other is an image, a sound or a file
 
@@ -123,6 +124,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     text_only: bool = True  # False: with an image, a sound or a file, whose tokens its bytes here do not bound
     begin: int = 1
     max_wait: float | None = None  # seconds the caller waits at most for a place or a wake; None: not named
+    conversation: str = ""  # which one it belongs to, as the caller names it
 
     def for_engine(self, ours: bytes) -> Parts:
         """The JSON the engine gets, in parts: a body may be large. `ours` is ``"name":value,…`` without braces."""
@@ -249,6 +251,7 @@ def _call(endpoint: str, members: dict[str, Any], own: dict[str, Any], body: byt
     if endpoint in {"embeddings", "tokenize"}:
         single_text = _is_text(members.get("input", ""))
         return Call(endpoint, model, body, size, choices=0, single_text=single_text, max_wait=_max_wait(own))
+    conversation = own.get("prompt_cache_key") or own.get("safety_identifier") or own.get("user")
     name = "max_completion_tokens" if own.get("max_completion_tokens") is not None else "max_tokens"
     stream = "stream" in own and _boolean(own, "stream")
     choices, single_text = (1, True) if endpoint == "chat" else _prompts(members["prompt"])
@@ -270,6 +273,7 @@ def _call(endpoint: str, members: dict[str, Any], own: dict[str, Any], body: byt
         _tier(own["service_tier"]) if "service_tier" in own else None,
         endpoint != "chat" or _text_only(members["messages"]),
         max_wait=_max_wait(own),
+        conversation=conversation[:NAME_MAX] if type(conversation) is str else "",
     )
 
 

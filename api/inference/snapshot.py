@@ -19,7 +19,7 @@ from api.inference.bearers import Bearers
 from api.inference.directory import Directory
 from api.inference.metrics import Metrics
 from billing import price_book
-from catalog import models
+from catalog import models, rollouts
 from catalog.types import ServedModel
 from core.clock import Clock
 from core.db import Sessions, transaction
@@ -121,6 +121,7 @@ class Follower:
         self._directory.principals = found
         self._directory.changed()
         self._directory.revision = revision
+        self._directory.served.set()
         self._directory.loaded, self._directory.from_disk = True, False
         self._directory.fresh_at = self._clock.monotonic()
         self._metrics.add("config_reloads_total")
@@ -177,6 +178,7 @@ class Follower:
         await self._load_wholes(touched.keys())
         directory.changed()
         directory.revision = changes[-1][0]
+        directory.served.set()
         self._metrics.add("config_reloads_total")
         for kind, entities in touched.items():
             for entity in entities:
@@ -215,8 +217,10 @@ class Follower:
     async def _load_catalog(self) -> None:
         async with transaction(self._sessions) as session:
             served = await models.load_served(session, self._report)
-        self._directory.models = served
-        self._directory.credentials = opened_credentials(self._sealing, served.values())
+            arms = await rollouts.load_arms(session, self._report)
+        self._directory.models, self._directory.rollouts = served, arms
+        canaries = (both.canary for both in arms.values())
+        self._directory.credentials = opened_credentials(self._sealing, (*served.values(), *canaries))
 
     async def _load_prices(self) -> None:
         async with transaction(self._sessions) as session:

@@ -39,6 +39,7 @@ PREFIXES = {
     "version_id": "mver",
     "intake_id": "itk",
     "deployment_id": "dep",
+    "rollout_id": "rol",
     "book_id": "pbk",
     "operator_id": "opr",
     "identity_provider_id": "idp",
