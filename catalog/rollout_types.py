@@ -144,6 +144,7 @@ class Move(msgspec.Struct, frozen=True):
     step: int = 0
     ending: RolloutState | None = None
     room: Room | None = None
+    engines: int = 1  # that the new version begins with, within what it may have
     figures: dict[str, Any] = {}
 
 

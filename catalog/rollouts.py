@@ -142,7 +142,7 @@ async def move(session: AsyncSession, known: Rollout, to: Move, *, now: datetime
     if to.room is not None:
         row.room = to.room
     row.ending = to.ending if to.ending is not None else row.ending
-    fence = await _take_effect(session, _rollout(row), to.state, now)
+    fence = await _take_effect(session, _rollout(row), to, now)
     row.state, row.step, row.state_since, row.epoch = to.state, to.step, now, row.epoch + 1
     row.reason = to.reason or (row.reason if to.state in BACKWARD | ENDS else "")
     row.fence = fence or row.fence
@@ -153,25 +153,26 @@ async def move(session: AsyncSession, known: Rollout, to: Move, *, now: datetime
     return _rollout(row)
 
 
-async def _take_effect(session: AsyncSession, known: Rollout, to: RolloutState, now: datetime) -> int:
+async def _take_effect(session: AsyncSession, known: Rollout, to: Move, now: datetime) -> int:
     """Do what entering a state means; returns the configuration revision that gateways must serve, or 0."""
-    for deployment_id, scale in scales_of(known, to).items():
+    for deployment_id, scale in scales_of(known, to.state, to.engines).items():
         if deployment_id != known.from_deployment_id or scale != STOPPED or not await _still_led_to(session, known):
             await _set_scale(session, known, deployment_id, scale, now)
-    if to is RolloutState.SWITCHING:
+    if to.state is RolloutState.SWITCHING:
         return await _lead(session, known, known.to_version_id, now)
-    if to is RolloutState.ROLLING_BACK:
+    if to.state is RolloutState.ROLLING_BACK:
         return await _lead(session, known, known.from_version_id, now)
-    return await record_config_change(session, "catalog", None) if to in WITH_ARMS else 0
+    return await record_config_change(session, "catalog", None) if to.state in WITH_ARMS else 0
 
 
-def scales_of(known: Rollout, to: RolloutState) -> dict[UUID, Scale]:
+def scales_of(known: Rollout, to: RolloutState, engines: int = 1) -> dict[UUID, Scale]:
     """Return what is desired of either deployment from a state on, where that changes. Pure."""
     instead = known.room is Room.INSTEAD
     old, new = known.from_deployment_id, known.to_deployment_id
     found: dict[UUID, Scale] = {}
     if to is RolloutState.WARMING:
-        found[new] = Scale(max(1, known.to_scale.min_scale), max(1, known.to_scale.max_scale))
+        most = max(1, known.to_scale.max_scale)
+        found[new] = Scale(min(most, max(1, engines, known.to_scale.min_scale)), most)
     elif to is RolloutState.STOPPING:
         found[old] = STOPPED
     elif to is RolloutState.DONE:

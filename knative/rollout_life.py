@@ -33,6 +33,9 @@ class Seen(msgspec.Struct, frozen=True):
     room: bool = True  # both engines may run at once
     old_wanted: bool = False  # the old engine is to run all the same, as for a name that leads to it since
     reason: str = ""  # why the new engine failed
+    old_engines: int = 0  # that answer
+    new_engines: int = 0
+    new_wanted: int = 1  # engines of the new version that are to answer before it serves
 
 
 def decide(rollout: Rollout, seen: Seen, now: datetime) -> Move | None:
@@ -47,7 +50,9 @@ def waits_for(rollout: Rollout, seen: Seen, now: datetime) -> str:
     since_s, plan = (now - rollout.state_since).total_seconds(), rollout.plan
     words = ""
     if rollout.state is S.WARMING:
-        words = f"the new engine, which is {seen.new_state or 'unknown'}"
+        words = (
+            f"the new engine, which is {seen.new_state or 'unknown'}: {seen.new_engines} of {seen.new_wanted} answer"
+        )
     elif rollout.state in {S.SWITCHING, S.ROLLING_BACK}:
         late = seen.behind
         words = "Valkey" if late is None else f"gateways that have not switched: {', '.join(late[:10])}"
@@ -87,7 +92,7 @@ def _asked_back(rollout: Rollout, seen: Seen) -> Move | None:
 def _first(rollout: Rollout, seen: Seen, _: float) -> Move:
     wanted = rollout.plan.room
     if wanted is Room.BESIDE or (wanted is Room.AUTO and seen.room):
-        return Move(S.WARMING, room=Room.BESIDE)
+        return Move(S.WARMING, room=Room.BESIDE, engines=max(1, seen.old_engines))
     if rollout.plan.steps or rollout.plan.shadow is not None:
         reason = "there is no room for both versions at once, which canary and shadow need (controller.engines_max)"
         return Move(S.FAILED, reason)
@@ -97,7 +102,7 @@ def _first(rollout: Rollout, seen: Seen, _: float) -> Move:
 
 
 def _warming(rollout: Rollout, seen: Seen, since_s: float) -> Move | None:
-    if seen.new_state in SERVING:
+    if seen.new_state in SERVING and seen.new_engines >= seen.new_wanted:
         return Move(S.DONE) if rollout.room is Room.INSTEAD else _after(rollout, S.WARMING)
     if since_s > rollout.plan.warm_s:
         reason = f"the new version was not ready within {rollout.plan.warm_s} s"

@@ -114,9 +114,9 @@ async def see(client: RespClient, rollout: Rollout, known: dict[UUID, Deployment
         figures = total(rollout.epoch, await rollout_board.read_figures(client, rollout.id))
     except (RespError, RespUnavailable):
         return Seen(None, None, None, None, None, Figures(rollout.epoch))
-    new_state = states.get(new)
+    old_state, new_state, new_found = states.get(old), states.get(new), known.get(new)
     return Seen(
-        old_state=_state(states.get(old)),
+        old_state=_state(old_state),
         new_state=_state(new_state),
         old_load=loads[old],
         new_load=loads[new],
@@ -125,6 +125,9 @@ async def see(client: RespClient, rollout: Rollout, known: dict[UUID, Deployment
         room=_has_room(rollout, states, known, engines_max),
         old_wanted=old_found is not None and old_found.max_scale > 0,
         reason=new_state.reason if new_state is not None else "",
+        old_engines=len(old_state.endpoints) if old_state is not None else 0,
+        new_engines=len(new_state.endpoints) if new_state is not None else 0,
+        new_wanted=max(1, new_found.min_scale) if new_found is not None and rollout.moves_engines else 1,
     )
 
 

@@ -12,7 +12,7 @@ from core.resp import RespClient
 from knative import publisher, rollout_board
 from knative.arm_figures import Figures
 from knative.rollouts import RolloutDriver
-from knative.types import DeploymentState, ReplicaState
+from knative.types import DeploymentState, Endpoint, ReplicaState
 from tests.factories.catalog import NOW, SEALING_KEY, deploy
 from tests.factories.scheduler import load_text
 
@@ -51,7 +51,8 @@ class RolloutStage:
 
     async def engine(self, deployment_id: UUID, state: ReplicaState, reason: str = "") -> None:
         self.epoch += 1
-        published = DeploymentState(deployment_id.hex, state, epoch=self.epoch, reason=reason)
+        there = (Endpoint("r", "unix:/nowhere"),) if state is ReplicaState.READY else ()
+        published = DeploymentState(deployment_id.hex, state, there, epoch=self.epoch, reason=reason)
         await publisher.publish(self.client, published)
 
     async def load(self, deployment_id: UUID, inflight: int) -> None:

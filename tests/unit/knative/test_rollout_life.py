@@ -15,7 +15,7 @@ from knative.types import ReplicaState
 S, R = RolloutState, ReplicaState
 START = datetime(2026, 12, 1, tzinfo=UTC)
 STEPS = (Step(100, 60, 50), Step(5000, 60, 100))
-NOTHING = Seen(R.READY, R.ABSENT, 3, 0, (), Figures(1))
+NOTHING = Seen(R.READY, R.ABSENT, 3, 0, (), Figures(1), old_engines=1, new_engines=1)
 
 
 def rollout(state: RolloutState, **changes: Any) -> Rollout:
@@ -71,6 +71,15 @@ def test_beside_each_step_waits_for_what_it_needs() -> None:
     assert state(rollout(S.STOPPING), seen(old_state=R.DRAINING)) is None
     assert state(rollout(S.STOPPING), seen(old_state=R.DRAINING, old_wanted=True)) is S.DONE
     assert state(rollout(S.STOPPING), seen(old_state=R.ABSENT)) is S.DONE
+
+
+def test_as_many_engines_as_the_old_version_has_are_warmed_first() -> None:
+    first = move(rollout(S.REQUESTED), seen(old_engines=3))
+    assert first is not None
+    assert first.engines == 3
+    known = rollout(S.WARMING)
+    assert state(known, seen(new_state=R.READY, new_engines=2, new_wanted=3)) is None
+    assert state(known, seen(new_state=R.READY, new_engines=3, new_wanted=3)) is S.SWITCHING
 
 
 def test_instead_the_old_one_is_gone_before_the_new_one_starts() -> None:
