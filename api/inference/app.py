@@ -13,7 +13,7 @@ import structlog
 import uvicorn
 import uvloop
 
-from api.inference import policy, sweeper
+from api.inference import policy, shadow, sweeper
 from api.inference.access_log import AccessLog
 from api.inference.bearers import Bearers
 from api.inference.claims import Claims
@@ -154,7 +154,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
     keeper = keeper_of(gateway, settings, admission, states)
     follower = follower_of(gateway, settings, sessions, peppers, partial(start_from_disk, settings, gateway))
     refusal_writer = RefusalWriter(gateway.refusals, sessions, new_uuid, metrics.add)
-    post = RolloutPost(valkey, replica, directory)
+    post = RolloutPost(valkey, replica, directory, gateway.tally)
     try:
         await join(settings, clock, admission, states)
         feed = RoutingFeed(valkey, gateway.router, gateway=replica, clock=clock)
@@ -162,6 +162,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[tuple[Gateway, Follo
         work += [feed.run(), post.run()]
         yield gateway, follower, work
     finally:
+        await shadow.close(gateway)
         for part in (keeper.close, bearers.close, new_keys.close, refusal_writer.close, states.close, admission.close):
             await part()
         await gateway.log.close(loop)

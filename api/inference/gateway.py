@@ -19,6 +19,8 @@ from api.inference.ports import Admission, Spool, States
 from api.inference.refusals import Refusals
 from api.inference.request import Call
 from api.inference.retries import RetryBudget
+from api.inference.shadow_copies import Copies
+from api.inference.tally import Tally
 from api.inference.wire import Head
 from core.clock import Clock
 from core.settings import Gateway as GatewaySettings
@@ -105,6 +107,8 @@ class Gateway:
     router: Router = field(default_factory=Router)  # among replicas, where a deployment has several
     seen_limits: SeenLimits = field(default_factory=SeenLimits)
     admission_metrics: AdmissionMetrics = field(default_factory=AdmissionMetrics)
+    tally: Tally = field(default_factory=Tally)
+    shadows: Copies = field(default_factory=Copies)
     heads: dict[bytes, tuple[Head, str, bool]] = field(default_factory=dict)  # by shape: endpoint, kept alive
     durable: Waiters = field(init=False)
     refusals: Refusals = field(init=False)

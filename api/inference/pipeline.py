@@ -5,7 +5,7 @@ No stage calls another; each lives in a module of its own and gets what the stag
 
 import asyncio
 
-from api.inference import errors, settle
+from api.inference import errors, settle, shadow
 from api.inference.access import authenticate, resolve
 from api.inference.admit import admit, admit_again
 from api.inference.claim import claim
@@ -45,6 +45,9 @@ async def serve(gateway: Gateway, request: Request, client: Client) -> None:
         # claim: of requests with one idempotency key, one runs, and is billed.
         if (key := request.head.noted.get(IDEMPOTENCY_KEY)) is not None:
             client = await claim(gateway, job, request, client, key)
+        # shadow: during a rollout some requests are copied to the version to come, once their answers have left.
+        if gateway.directory.rollouts:
+            client = shadow.watch(gateway, job, client)
         # 4. to 6.: by the model, or by its fallback where it has no capacity and the caller agreed to that.
         if (other := fallback_of(gateway, job, request)) is None:
             await _run(gateway, job, request, client)

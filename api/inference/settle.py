@@ -71,6 +71,8 @@ async def settle(gateway: Gateway, job: Job, request: Request, client: Client, e
     if not client.gone:
         answer(gateway, job, client, relay, bill, error)
     note(gateway, job, request, bill, status, error)
+    if gateway.directory.rollouts:
+        gateway.tally.note(gateway.directory.rollouts, job, bill, error, grant)
 
 
 def tokens_used(job: Job, relay: Relay | None, bill: Bill | None) -> tuple[int, int, int]:

@@ -19,6 +19,7 @@ from api.inference.protocol import InferenceProtocol
 from api.inference.readiness import Report
 from billing.price_table import NEVER_US
 from billing.types import PriceSchedule, UsageEvent
+from catalog.rollout_types import Arms
 from catalog.types import DeploymentKind, EngineKind, ServedModel
 from core.clock import Clock, ManualClock
 from core.demand import Demand
@@ -320,6 +321,20 @@ class Rig:
     @property
     def models(self) -> dict[str, ServedModel]:
         return cast("dict[str, ServedModel]", self.gateway.directory.models)
+
+    def roll_out(self, name: str, canary: ServedModel, *, percent: int = 0, shadow_percent: int = 0) -> Arms:
+        """Let another version of a model serve a part of its conversations, and get copies of a part of its requests."""
+        arms = Arms(
+            rollout_id=new_uuid(),
+            window=1,
+            seed=bytes(32),
+            parts=percent * 100,
+            shadow_parts=shadow_percent * 100,
+            stable_version_id=self.models[name].version_id,
+            canary=canary,
+        )
+        self.gateway.directory.rollouts = {name: arms}
+        return arms
 
     async def settled(self) -> None:
         """Return when no request is under way."""
