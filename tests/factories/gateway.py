@@ -323,7 +323,7 @@ class Rig:
         return cast("dict[str, ServedModel]", self.gateway.directory.models)
 
     def roll_out(self, name: str, canary: ServedModel, *, percent: int = 0, shadow_percent: int = 0) -> Arms:
-        """Let another version of a model serve a part of its conversations, and get copies of a part of its requests."""
+        """Let another version serve a part of the conversations, and get copies of a part of the requests."""
         arms = Arms(
             rollout_id=new_uuid(),
             window=1,
