@@ -83,6 +83,7 @@ class Receipt(msgspec.Struct, frozen=True):
     note: str = ""
     preemptions: int = 0  # how often its place went to a higher tier; what that wasted is not charged
     wait: Wait | None = None  # why it waited for its place; None when it did not
+    version_id: UUID | None = None  # of the model: which of its versions served
     reratings: tuple[ReceiptRerating, ...] = ()  # oldest first; `amount` and lines stay what was billed at first
 
     @property
@@ -200,6 +201,7 @@ async def _posted(session: AsyncSession, row: Row[Any]) -> Receipt:
         above,
         preemptions=row.preemptions or 0,
         wait=Wait(*row.wait) if row.wait else None,
+        version_id=row.version_id,
         reratings=tuple(
             ReceiptRerating(line.right_version, format_pico(line.to_pico), line.tx_id, line.booked_at, line.note)
             for line in await rerating_queries.lines_of(session, row.tenant_id, row.id)
@@ -249,4 +251,5 @@ def _not_billed(row: Row[Any]) -> Receipt:
         None,
         note=_NOTES[state],
         wait=event.wait,
+        version_id=event.version_id,
     )

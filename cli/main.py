@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from cli import parts, screen
+from cli import model_options, parts, screen
 from cli.home import HomeError
 from core.errors import PlatformError
 
@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_secrets(commands, home)
     _add_operators(commands, home)
     _add_backup(commands, home)
+    model_options.add(commands, home)
     roles = commands.add_parser("roles", help="print what each role may do")
     roles.set_defaults(command=_roles)
     shown = commands.add_parser("version", help="print the version")

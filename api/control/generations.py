@@ -65,6 +65,7 @@ class ReceiptOut(Output):
     id: str
     state: Literal["posted", "quarantined", "dismissed"]
     model: str
+    model_version_id: str | None = Field(description="Which version of the model served it.")
     endpoint: str
     tier: TierName
     outcome: str
@@ -118,6 +119,7 @@ def _out(receipt: Receipt) -> ReceiptOut:
             "id": format_id(IdKind.GENERATION, receipt.id),
             "state": receipt.state,
             "model": receipt.model,
+            "model_version_id": receipt.version_id and format_id(IdKind.MODEL_VERSION, receipt.version_id),
             "endpoint": receipt.endpoint,
             "tier": receipt.tier.label,
             "outcome": receipt.outcome.value,

@@ -63,6 +63,7 @@ async def test_a_receipt_shows_parts_prices_and_the_exact_amount(world: World) -
         (Meter.REASONING, 640, "6.000000", "0.003840000000"),
     ]
     assert found.transaction_id is not None
+    assert found.version_id == event.version_id  # which of the model's versions served
 
 
 async def test_what_was_preempted_is_billed_once_and_its_waste_is_the_platforms(world: World) -> None:
