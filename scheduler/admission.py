@@ -257,7 +257,7 @@ class Admission:
         Args:
             grant: from `acquire`.
             charge_nano: what the request costs, held until its usage event is posted; None when no event will come,
-                which frees the hold altogether.
+                which frees the hold altogether; `commands.UNSERVED` when, beside that, no rate is to count it.
             input_tokens: what it used of them; -1 when nobody knows, which leaves the estimate.
             output_tokens: likewise.
             cached_tokens: of the input, what an engine had in its prefix cache: it weighs a tenth in turns.

@@ -59,6 +59,7 @@ KEEP_PLACE = -1  # waits of `yield`
 
 KEEP = -2  # charges of `release`: leave the money as it is
 REMOVE = -1  # nothing was used and no usage event will come
+UNSERVED = -3  # the same, and as if it had never come: no rate counts it
 AS_ESTIMATED = -1  # tokens of `release`
 COUNT_MAX = MAX_BALANCE_NANO  # what a limit counts as at most: Lua's numbers are whole up to 2^53
 

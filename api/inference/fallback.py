@@ -9,6 +9,7 @@ from api.inference.request import Call
 from api.inference.wire import FALLBACK
 from catalog.types import ServedModel
 from core.errors import PlatformError
+from scheduler.commands import UNSERVED
 
 NO_CAPACITY = frozenset({"MODEL_BUSY", "MODEL_LOADING"})
 ENDPOINTS = frozenset({"chat", "completions"})  # vectors and token counts of another model mean something else
@@ -59,7 +60,7 @@ def refusal_of(job: Job, client: Client, refusal: PlatformError | None) -> Platf
 def hand_over(gateway: Gateway, job: Job, other: Offer, refusal: PlatformError) -> None:
     """Give back all that the request has, and make it one of the other model. It used nothing, so nothing is billed."""
     if job.grant is not None:
-        gateway.admission.release(job.grant, None, 0, 0, 0)
+        gateway.admission.release(job.grant, UNSERVED, 0, 0, 0)
     job.grant = job.relay = None
     job.instead_of, job.offer = job.offer.model.name, other
     job.rename(gateway.new_id())
@@ -72,7 +73,7 @@ def hand_over(gateway: Gateway, job: Job, other: Offer, refusal: PlatformError) 
 def take_back(gateway: Gateway, job: Job, own: Offer) -> None:
     """The other model has no place either: the request ends as one of its own model, with that one's refusal."""
     if job.grant is not None:
-        gateway.admission.release(job.grant, None, 0, 0, 0)
+        gateway.admission.release(job.grant, UNSERVED, 0, 0, 0)
     job.grant = job.relay = None
     job.instead_of, job.offer = "", own
     gateway.metrics.add("fallbacks_failed_total")

@@ -12,12 +12,14 @@ end
 -- next waiters. Idempotent by request id.
 --
 -- KEYS: lease; then the names of the caller's demands as in `acquire`, or none: then those in the lease count
--- ARGV: epoch, tenant ('' without money), request id, packed: charge (-2 keep, -1 remove, else nano), input tokens used
---       (-1: as estimated), output tokens used, of the input those from a prefix cache
+-- ARGV: epoch, tenant ('' without money), request id, packed: charge (-3 as if it had never come, -2 keep, -1 remove, else
+--       nano), input tokens used (-1: as estimated), output tokens used, of the input those from a prefix cache
 -- Answer: {1 given back, 0 nothing was held} or {6} when the epoch changed
 local function release(keys, args)
   local lease, epoch, tenant, request = keys[1], args[1], args[2], args[3]
   local charge, input, output, cached = unpack_struct('<dddd', args[4])
+  local unserved = charge == UNSERVED
+  if unserved then charge, input, output, cached = REMOVE, 0, 0, 0 end
   local text = call('HGET', lease, request)
   if text and sub(text, 1, 1) == 'B' then return release_block(epoch, lease, request, text) end
   local s = text and caller_of(epoch, text, keys)
@@ -34,11 +36,11 @@ local function release(keys, args)
   if waited then
     local v = parse(text)
     leave_queue(s, request .. ' ' .. sub(lease, #P + 7), v.tier, v.cost)
-    charge, input, output, cached = REMOVE, 0, 0, 0
+    charge, input, output, cached, unserved = REMOVE, 0, 0, 0, true
   elseif byte(text, 2) % KINDS == 0 then
     call('ZREM', running_of(s.form.deployment, 0), request .. ' ' .. sub(lease, #P + 7))
   end
-  give_back(s, request, text, got, now, charge, input, output, cached, waited)
+  give_back(s, request, text, got, now, charge, input, output, cached, unserved)
   if s.out and charge == KEEP then call('HSET', P .. 'owed:' .. sub(lease, #P + 7), request, tenant_of(s)) end
   if (tonumber(got[4]) or 0) > 0 then
     -- the waiters of other deployments gain only where the cap of all was in the way

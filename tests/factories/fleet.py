@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,8 +95,10 @@ class Fleet:
         }
         await self.create("/deployments", **{**wanted, **deployment})
 
-    async def publish(self, prices: dict[str, dict[str, str]], currency: str = "USD") -> None:
-        """Publish a list of prices, by model, per million tokens, at the standard tier.
+    async def publish(
+        self, prices: dict[str, dict[str, str]], currency: str = "USD", tiers: Sequence[str] = ("standard",)
+    ) -> None:
+        """Publish a list of prices, by model, per million tokens, the same at each tier.
 
         A meter named like ``input>3000`` is of the step above so many input tokens.
         """
@@ -104,11 +106,12 @@ class Fleet:
         items = [
             {
                 "model_id": self.models[name],
-                "tier": "standard",
+                "tier": tier,
                 "meter": meter.partition(">")[0],
                 "above_input_tokens": int(meter.partition(">")[2] or 0),
                 "unit_price": price,
             }
+            for tier in tiers
             for name, meters in prices.items()
             for meter, price in meters.items()
         ]

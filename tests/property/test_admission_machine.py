@@ -198,21 +198,22 @@ class AdmissionMachine(RuleBasedStateMachine):
         return error.code
 
     @precondition(lambda self: self.mine(granted=True))
-    @rule(n=st.integers(0, 9), share=st.integers(0, 100), event=st.booleans())
-    def release(self, n: int, share: int, event: bool) -> None:
+    @rule(n=st.integers(0, 9), share=st.integers(0, 100), how=st.sampled_from(["event", "no event", "unserved"]))
+    def release(self, n: int, share: int, how: str) -> None:
         entry = self.mine(granted=True)[n % len(self.mine(granted=True))]
-        self.run(self._release(entry, share, entry.hold * share // 100 if event else None))
+        charges = {"event": entry.hold * share // 100, "unserved": commands.UNSERVED}
+        self.run(self._release(entry, share, charges.get(how)))
 
     async def _release(self, entry: Entry, share: int, charge: int | None) -> None:
         replica, grant = self.fleet.replicas[entry.replica], entry.task.result()
-        used = 0 if charge is None else entry.estimate * share // 100
+        used = 0 if charge in {None, commands.UNSERVED} else entry.estimate * share // 100
         replica.release(grant, charge, used, 0)
         replica.release(grant, 1, 1, 1)
         self.book.tokens[entry.request.hex] = (entry.at_s, used)
-        self.book.remove(entry, served=True)
+        self.book.remove(entry, served=charge != commands.UNSERVED)
         if charge is None:
             self.book.out.pop(entry.request.hex)
-        else:
+        elif charge != commands.UNSERVED:
             self.book.out[entry.request.hex] = charge
             self.book.settled.append(entry.request.hex)
         self.book.dispatch(self.dead)

@@ -11,6 +11,7 @@ from catalog.types import DeploymentKind, ServedModel
 from core.tiers import Tier
 from core.waits import Wait
 from scheduler import refusals
+from scheduler.commands import UNSERVED
 from tests.factories.gateway import FixedPrices, served_model, usd_per_million
 from tests.factories.stack import Stack, chat, events_of, text_of
 
@@ -89,7 +90,7 @@ async def test_the_fallback_serves_and_is_what_is_billed(stack: Stack, why: str,
     admission = stack.rig.admission
     assert not admission.held
     assert admission.charges.pop(event.id) == FALLBACK_PRICE // 1000
-    assert set(admission.charges.values()) <= {None}  # what the own model held is free
+    assert set(admission.charges.values()) <= {UNSERVED}  # what the own model held is free, and no rate counts it
     assert [asked.model.name for asked, *_ in admission.calls] == [own.name, "sim"]
     assert stack.rig.gateway.metrics.fallbacks == {reason: 1}
 

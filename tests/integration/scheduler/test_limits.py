@@ -390,3 +390,22 @@ async def test_counters_that_say_nothing_any_more_go_and_budgets_stay(fleet: Fle
     kept = {key.decode() for key in await fleet.client.call("KEYS", "{tg}:[co]:*")}
     assert kept == {"{tg}:c:global", "{tg}:o:key:x", "{tg}:c:key:k:spend:d:2026-11-30"}
     replica.release(running, None)
+
+
+async def test_what_another_model_serves_is_not_counted_by_any_rate(fleet: Fleet) -> None:
+    """It was granted, and its engine never answered. Also when that is said again, or when nothing is held any more."""
+    replica, model, tenant = await fleet.replica(), served_model(), uuid4()
+    await fleet.set_credit(tenant, 1000)
+    await fleet.client.call("SET", "{tg}:c:key:k:spend:d:2026-11-30", 0)
+    demands = (rate(2), concurrency(2), spend(1000), *BOTH)
+    first = await ask(replica, model, *demands, money=money(tenant, 100), used=(300, 200))
+    second = await ask(replica, model, *demands, money=money(tenant, 100), used=(30, 20))
+    replica.release(first, commands.UNSERVED)
+    await fleet.settled()
+    replica._repeat_releases()
+    assert await fleet.rated("key:k:rpm") == {bucket(second): 1}
+    assert await fleet.rated(INPUT) == {bucket(second): 30}
+    assert await fleet.running("key:k") == 1
+    assert await fleet.count("key:k:spend:d:2026-11-30") == 100
+    assert await fleet.outstanding(tenant) == {second.request_id.hex: 100}
+    assert await fleet.load(model) == (1, 0)
