@@ -21,7 +21,6 @@ def end_running(gateway: Gateway, kind: str, entity_id: UUID) -> None:
     if code is None:
         return
     for relay in list(gateway.relays):
-        principal = relay.principal
-        if principal is not None and _id_of(principal, kind) == entity_id:
+        if relay.offer is not None and _id_of(relay.offer.principal, kind) == entity_id:
             gateway.metrics.add("streams_ended_total")
             relay.revoke(access.refusal(code))

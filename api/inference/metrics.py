@@ -52,7 +52,7 @@ class Metrics:
         self.preemptions: dict[
             tuple[str, str], int
         ] = {}  # tier of the victim, for whom; "ended": it found no other place
-        self.retries: dict[str, int] = {}  # to other replicas: sent, over_budget, replicas_full
+        self.retries: dict[str, int] = {}  # to other replicas: sent, moved, over_budget, replicas_full
         self.fallbacks: dict[str, int] = {}  # why another model served: error code of the one that was asked for
         self.duration = Histogram(LATENCY_BUCKETS_S)
         self.ttft = Histogram(LATENCY_BUCKETS_S)

@@ -125,6 +125,7 @@ async def _answer(gateway: Gateway, job: Job, request: Request, client: Client) 
 async def _once_more(gateway: Gateway, job: Job, failed: Target, client: Client) -> None:
     """Ask another replica, once, when there is one and the rules of retries allow it."""
     other = route(gateway, job, besides=failed) or await hold(gateway, job, client)
-    if other is not failed and await may_retry(gateway, job.offer.model.deployment_id):
+    moved = job.relay is not None and job.relay.hung  # which has been allowed already
+    if other is not failed and (moved or await may_retry(gateway, job.offer.model.deployment_id)):
         job.retried = True
         await stream(gateway, job, other, client)

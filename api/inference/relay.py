@@ -7,12 +7,12 @@ from typing import Any, Protocol
 import msgspec
 
 from api.inference import errors
+from api.inference.directory import Offer
 from api.inference.sse import EventFilter
 from core.errors import ErrorKind, PlatformError
-from engine.client import Call, Failure
+from engine.client import Call, Failure, Target
 from engine.refusals import blames_caller, explain
 from scheduler.router.replica import Outcome
-from tenants.types import Principal
 
 BUFFERED_MAX = 64 * 1024 * 1024
 ERROR_BODY_MAX = 64 * 1024
@@ -37,13 +37,16 @@ class Relay:
         "done",
         "failure",
         "first_at",
+        "hung",
         "monotonic",
+        "offer",
         "preempted",
-        "principal",
         "retry_after",
         "revoked_by",
         "size",
         "status",
+        "target",
+        "unmoved",
     )
 
     def __init__(self, done: asyncio.Future[None], monotonic: Callable[[], float]) -> None:
@@ -55,7 +58,10 @@ class Relay:
         self.retry_after = b""
         self.failure: Failure | None = None
         self.cut: PlatformError | None = None  # why we ended it ourselves
-        self.principal: Principal | None = None  # whose answer it is
+        self.offer: Offer | None = None  # whose answer it is, and of which model
+        self.target: Target | None = None  # where it comes from
+        self.unmoved = False  # it may be sent to another replica when this one hangs
+        self.hung = False  # ended for that
         self.revoked_by: PlatformError | None = None
         self.preempted = False  # ended to give its place to a higher tier
         self.body: list[bytes] = []
@@ -121,6 +127,16 @@ class Relay:
         self.break_off(Failure.LOST)
         return True
 
+    @property
+    def movable(self) -> bool:
+        """Whether another replica may still be asked, as this one has given its caller nothing."""
+        return self.unmoved and not self.begun and not self.done.done()
+
+    def move(self) -> None:
+        """Its engine hangs: end the call there, so that another is asked."""
+        self.hung = True
+        self.break_off(Failure.LOST)
+
     def abort(self) -> None:
         if self.call is not None:
             self.call.abort()
@@ -151,7 +167,9 @@ class Relay:
 
     @property
     def retryable(self) -> bool:
-        """Another replica may be asked: this one never answered a byte."""
+        """Another replica may be asked: this one never answered a byte, or none that its caller has had."""
+        if self.hung:
+            return True
         return self.failure is not None and not self.status and self.cut is None and not self.preempted
 
 

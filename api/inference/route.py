@@ -6,6 +6,7 @@ from api.inference.cold_start import EXTERNAL, is_awake
 from api.inference.gateway import Gateway
 from api.inference.job import Job
 from api.inference.retries import FULL_PART
+from catalog.types import ServedModel
 from engine.client import Target
 from knative.types import DeploymentState
 
@@ -34,13 +35,30 @@ def _of(gateway: Gateway, job: Job, state: DeploymentState, besides: str = "") -
     return gateway.pool.target(choice.replica.url)
 
 
+def replicas(gateway: Gateway, model: ServedModel) -> list[Target]:
+    """Return all replicas that are published as answering; of none when they sleep."""
+    state = gateway.states.current(model.deployment_id)
+    if state is None or state.state not in ANSWERING:
+        return []
+    return [gateway.pool.target(endpoint.url) for endpoint in state.endpoints]
+
+
 async def may_retry(gateway: Gateway, deployment_id: UUID) -> bool:
     """Whether a request that an engine never answered may go to another one now. See `retries`."""
-    if await gateway.part_full(deployment_id) > FULL_PART:
+    return counted(gateway, deployment_id, full=await most_are_full(gateway, deployment_id), sent="sent")
+
+
+async def most_are_full(gateway: Gateway, deployment_id: UUID) -> bool:
+    return await gateway.part_full(deployment_id) > FULL_PART
+
+
+def counted(gateway: Gateway, deployment_id: UUID, *, full: bool, sent: str) -> bool:
+    """Whether the rules of retries allow one more now; it counts, under `sent` or why not."""
+    if full:
         result = "replicas_full"
     elif not gateway.retries.spend(deployment_id, gateway.now):
         result = "over_budget"
     else:
-        result = "sent"
+        result = sent
     gateway.metrics.retries[result] = gateway.metrics.retries.get(result, 0) + 1
-    return result == "sent"
+    return result == sent

@@ -39,7 +39,8 @@ async def stream(gateway: Gateway, job: Job, target: Target, client: Client) -> 
     done = gateway.loop.create_future()
     relay = _streaming(gateway, job, client, done) if call.stream else Relay(done, gateway.clock.monotonic)
     job.relay = relay
-    relay.principal = offer.principal
+    relay.offer, relay.target = offer, target
+    relay.unmoved = not job.retried
     sent_at = gateway.clock.monotonic()
     relay.deadline = gateway.now + gateway.settings.request_timeout_s
     gateway.relays.add(relay)

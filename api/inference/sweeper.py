@@ -4,6 +4,7 @@ import asyncio
 from email.utils import formatdate
 
 from api.inference.gateway import Gateway
+from api.inference.hung import Watch
 
 STEP_S = 0.25
 POOL_STEPS = 20  # idle connections to engines are looked at so many steps apart
@@ -31,11 +32,15 @@ def date_line(now_us: int) -> bytes:
 
 async def run(gateway: Gateway) -> None:
     """Sweep for ever."""
-    step = 0
-    while True:
-        gateway.date_line = date_line(gateway.clock.now_us())
-        sweep(gateway, gateway.clock.monotonic())
-        step += 1
-        if step % POOL_STEPS == 0:
-            gateway.pool.sweep(gateway.clock.monotonic())
-        await asyncio.sleep(STEP_S)
+    step, watch = 0, Watch(gateway)
+    try:
+        while True:
+            gateway.date_line = date_line(gateway.clock.now_us())
+            sweep(gateway, gateway.clock.monotonic())
+            watch.look(gateway.now)
+            step += 1
+            if step % POOL_STEPS == 0:
+                gateway.pool.sweep(gateway.clock.monotonic())
+            await asyncio.sleep(STEP_S)
+    finally:
+        await watch.close()

@@ -47,6 +47,7 @@ class Seeded:
     customer: Customer
     model: str
     model_id: UUID
+    deployment_id: UUID
 
 
 async def seed(
@@ -57,17 +58,18 @@ async def seed(
     name: str = "sim",
     tiers: Iterable[Tier] = (Tier.STANDARD,),
 ) -> Seeded:
+    """Without an `engine_url` the deployment is local: its engines are where the published state says."""
     now = SystemClock().now()
     found = await customer(sessions)
     async with db.transaction(sessions) as session:
         model_id = await models.create_model(session, name=name, now=now)
         version_id = await models.add_version(session, model_id, NewVersion(context_max=32768), now=now)
-        await deployments.create(
+        deployment_id = await deployments.create(
             session,
             NewDeployment(
                 name=name,
                 version_id=version_id,
-                kind=DeploymentKind.EXTERNAL,
+                kind=DeploymentKind.EXTERNAL if engine_url else DeploymentKind.LOCAL,
                 engine=EngineKind.SIMULATOR,
                 upstream_model="sim",
                 endpoints=ENDPOINTS,
@@ -80,7 +82,7 @@ async def seed(
         await top_up(session, found.tenant.id, parse_pico(credit), idempotency_key="first", actor="test")
     priced = [item for tier in tiers for item in billing_factory.items(billing_factory.PRICES, model_id, tier)]
     await billing_factory.publish_prices(sessions, priced)
-    return Seeded(found, name, model_id)
+    return Seeded(found, name, model_id, deployment_id)
 
 
 @dataclass(frozen=True)
