@@ -92,8 +92,8 @@ class Gateway(_Group):
     priority_wait_s: float = 2.0
     standard_wait_s: float = 10.0
     batch_wait_s: float = 120.0
-    cache_trust_s: int = 60  # how long cached keys and prices are trusted with Postgres and Valkey away
-    policy_trust_s: int = 900  # how old what a gateway kept on disk may be when it starts without Postgres; 0: never
+    cache_trust_s: int = 60  # how long keys and prices are trusted with Postgres and Valkey both away, also from disk
+    policy_trust_s: int = 900  # how old what a gateway kept on disk may be when it starts without one of them; 0: never
     global_inflight_max: int = 4096  # over all replicas
     blocks: bool = True  # admit callers that come fast from leased blocks, as far as their limits are (ADR 0032)
 

@@ -2,7 +2,7 @@
 
 For the first 2 s a caller may have what it had here in the last minute: as many grants and tokens, and as many requests
 in flight as their mean or as run when the outage begins. After that 80 % of it for priority, 50 % for standard and
-nothing for batch. A caller that was not served here lately is refused. Because nobody gets more than the share that was
+nothing for batch; after a minute, in which engines may have gone that nobody here has heard of, 50 and 20 %. A caller that was not served here lately is refused. Because nobody gets more than the share that was
 admitted under all its limits, the sum over the replicas stays about within them.
 
 While Valkey decides, a request is noted on its caller's share and nowhere else; what a deployment had, and the money
@@ -21,8 +21,11 @@ from core.tiers import Tier
 
 BLIP_S = 2.0
 WINDOW_S = 60.0
-PERCENT = {Tier.PRIORITY: 80, Tier.STANDARD: 50, Tier.BATCH: 0}
-PERCENT_FROM_DISK = {Tier.PRIORITY: 80, Tier.STANDARD: 0, Tier.BATCH: 0}
+PHASES = (  # from so many s of an outage on, the last first: how many percent of its share a tier gets
+    (60.0, {Tier.PRIORITY: 50, Tier.STANDARD: 20, Tier.BATCH: 0}),
+    (BLIP_S, {Tier.PRIORITY: 80, Tier.STANDARD: 50, Tier.BATCH: 0}),
+    (0.0, {Tier.PRIORITY: 100, Tier.STANDARD: 100, Tier.BATCH: 100}),
+)
 REMEMBER_S = 600.0
 Name = tuple[UUID, str, tuple[str, ...], tuple[str, ...]]
 """Deployment, tenant in hex (empty without money), counters of the caller's limits, of its budgets."""
@@ -244,9 +247,10 @@ class FailStatic:
 
     def percent(self, tier: Tier) -> int:
         """Return how much of its last minute's share a tier gets now."""
-        if self._from_disk:
-            return PERCENT_FROM_DISK[tier]
-        return 100 if self._clock.monotonic() - self._since < BLIP_S else PERCENT[tier]
+        if self._from_disk and tier is not Tier.PRIORITY:
+            return 0
+        lasts_s = max(self._clock.monotonic() - self._since, BLIP_S if self._from_disk else 0.0)
+        return next(percent[tier] for from_s, percent in PHASES if lasts_s >= from_s)
 
     def admits(self, share: Share, hold: int, tier: Tier, tokens: int = 0) -> bool:
         """Decide, and when it fits in the caller's share, in the deployment's and in all the money, take it.

@@ -133,10 +133,8 @@ def refuse_unrecorded(gateway: Gateway, tier: Tier) -> None:
 
 
 def trusted(gateway: Gateway) -> bool:
-    """With Postgres and Valkey both away, what is in memory holds for a stated time and no longer."""
-    directory, settings = gateway.directory, gateway.settings
-    age_s = gateway.clock.monotonic() - directory.fresh_at
-    return age_s <= (settings.policy_trust_s if directory.from_disk else settings.cache_trust_s)
+    """With Postgres and Valkey both away, what is known holds for a stated time and no longer, wherever it was kept."""
+    return gateway.clock.monotonic() - gateway.directory.fresh_at <= gateway.settings.cache_trust_s
 
 
 def tries(header: bytes) -> int:

@@ -34,6 +34,7 @@ async def test_a_start_without_postgres_and_valkey(
         away = {
             "TIDEGATE_DATABASE__URL": "postgresql://nobody@127.0.0.1:1/none",
             "TIDEGATE_VALKEY__URL": f"unix://{tmp_path}/none.sock",
+            "TIDEGATE_GATEWAY__CACHE_TRUST_S": "900",  # on a slow machine a start takes long
         }
         after = gateway_process(database_settings, valkey, tmp_path, settings=away)
         async with after as gateway, httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=20) as client:

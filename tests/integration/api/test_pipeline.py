@@ -277,9 +277,11 @@ async def test_a_slow_disk_delays_no_answer_and_may_refuse_new_work_for_a_second
     assert (await stack.chat("x")).status_code == 200
 
 
-async def test_with_both_stores_away_memory_is_trusted_for_a_minute(stack: Stack) -> None:
-    """design: 60 s by default; with one of them there it is trusted on."""
+@pytest.mark.parametrize("from_disk", [False, True])
+async def test_with_both_stores_away_what_is_known_is_trusted_for_a_minute(stack: Stack, *, from_disk: bool) -> None:
+    """design: 60 s by default, whether it ran all the time or started from its disk; with one of them there it goes on."""
     made = stack.rig
+    made.gateway.directory.from_disk = from_disk
     monotonic = made.gateway.clock.monotonic()
     made.admission.ready = False
     made.gateway.directory.fresh_at = monotonic - 50

@@ -60,6 +60,11 @@ def granted(static: FailStatic, clock: ManualClock, share: Share, tier: Tier, *,
         (2.0, Tier.PRIORITY, 16),
         (2.0, Tier.STANDARD, 10),
         (2.0, Tier.BATCH, 0),
+        (59.9, Tier.PRIORITY, 16),
+        (60.0, Tier.PRIORITY, 10),
+        (60.0, Tier.STANDARD, 4),
+        (600.0, Tier.STANDARD, 4),
+        (600.0, Tier.BATCH, 0),
     ],
 )
 def test_share_by_time_and_tier(after_s: float, tier: Tier, expected: int) -> None:
@@ -109,8 +114,9 @@ def test_the_share_renews_each_minute_of_a_long_outage() -> None:
     assert granted(static, clock, share, Tier.STANDARD) == 10
     clock.advance(57)
     assert granted(static, clock, share, Tier.STANDARD) == 0
-    clock.advance(1)
-    assert granted(static, clock, share, Tier.STANDARD) == 10
+    for _ in range(3):
+        clock.advance(60)
+        assert granted(static, clock, share, Tier.STANDARD) == 4
 
 
 def test_a_caller_not_served_in_the_last_minute_gets_nothing() -> None:
