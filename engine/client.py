@@ -427,10 +427,6 @@ class UpstreamPool:
         for target in self._targets.values():
             target.listen(now)
 
-    def silent(self, now: float, since_s: float) -> set[Target]:
-        """Return those that have said nothing for so long to those who wait for them."""
-        return {t for t in self._targets.values() if t.silent_since and t.inflight and now - t.silent_since >= since_s}
-
     def sweep(self, now: float) -> None:
         """Close what was idle for long, and forget targets that nobody uses."""
         for url, target in list(self._targets.items()):

@@ -2,8 +2,9 @@
 
 For the first 2 s a caller may have what it had here in the last minute: as many grants and tokens, and as many requests
 in flight as their mean or as run when the outage begins. After that 80 % of it for priority, 50 % for standard and
-nothing for batch; after a minute, in which engines may have gone that nobody here has heard of, 50 and 20 %. A caller that was not served here lately is refused. Because nobody gets more than the share that was
-admitted under all its limits, the sum over the replicas stays about within them.
+nothing for batch; after a minute, in which engines may have gone that nobody here has heard of, 50 and 20 %. A caller
+that was not served here lately is refused. Because nobody gets more than the share that was admitted under all its
+limits, the sum over the replicas stays about within them.
 
 While Valkey decides, a request is noted on its caller's share and nowhere else; what a deployment had, and the money
 last heard of, is summed up from the shares when an outage begins.

@@ -13,7 +13,7 @@ from api.inference.route import counted, most_are_full, replicas
 from catalog.types import ServedModel
 from engine import health
 from engine.client import Target
-from scheduler.router import SILENT_S, is_silent
+from scheduler.router import is_silent
 
 PROBE_S = 1.0
 CLEARED_S = 5.0  # for so long a replica that answered is not asked again
@@ -29,14 +29,16 @@ class Watch:
 
     def look(self, now: float) -> None:
         """Ask the silent ones that callers wait for; called with each step of the sweeper."""
-        silent = self._gateway.pool.silent(now, SILENT_S)
-        if not silent:
-            self._cleared.clear()
-            return
+        cleared = self._cleared
+        if cleared:
+            self._cleared = cleared = {target: until for target, until in cleared.items() if now < until}
         for relay in list(self._gateway.relays):
             target = relay.target
-            if target in silent and relay.movable and target not in self._asked and now >= self._cleared.get(target, 0):
-                self._asked[target] = asyncio.create_task(self._ask(target, relay.offer.model))
+            if not is_silent(target, now) or not relay.movable or target in self._asked or target in cleared:
+                continue
+            model = relay.offer.model
+            if len(replicas(self._gateway, model)) > 1:  # else there is nothing to be moved to
+                self._asked[target] = asyncio.create_task(self._ask(target, model))
 
     async def _ask(self, target: Target, model: ServedModel) -> None:
         try:

@@ -157,7 +157,7 @@ async def test_with_no_other_that_speaks_it_stays(site: Site) -> None:
     (task,) = await site.stuck()
     site.stack.rig.wake(site.model, site.urls[0])
     await site.wait_long()
-    assert (site.retries, task.done()) == ({}, False)
+    assert (site.retries, task.done(), site.hanging.probes) == ({}, False, 0)
     site.stack.rig.wake(site.model, *site.urls)
     await site.wait_long()
     assert (await task).status_code == 200

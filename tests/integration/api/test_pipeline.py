@@ -279,7 +279,7 @@ async def test_a_slow_disk_delays_no_answer_and_may_refuse_new_work_for_a_second
 
 @pytest.mark.parametrize("from_disk", [False, True])
 async def test_with_both_stores_away_what_is_known_is_trusted_for_a_minute(stack: Stack, *, from_disk: bool) -> None:
-    """design: 60 s by default, whether it ran all the time or started from its disk; with one of them there it goes on."""
+    """design: 60 s by default, whether it ran on or started from its disk; with one of them there it goes on."""
     made = stack.rig
     made.gateway.directory.from_disk = from_disk
     monotonic = made.gateway.clock.monotonic()
