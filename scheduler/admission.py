@@ -401,8 +401,8 @@ class Admission:
         reason = _ENDED.get(result)
         if reason is not None:
             self._give_back(grant.key, (grant.prepared.tenant, *UNUSED))
-            retry_after_s = int(estimate_us / MICRO - max(0.0, wait_s))
-            raise refusals.busy(grant.prepared.model.name, retry_after_s, reason, Wait(full, limit, estimate_us, ahead))
+            rest_s = int(estimate_us / MICRO - max(0.0, wait_s))
+            raise refusals.too_busy(grant, rest_s, reason, Wait(full, limit, estimate_us, ahead))
         if result is WaitResult.GRANTED and full:  # what an answer that was lost had said is not known
             grant.wait = Wait(full, limit, estimate_us, ahead, *waits.passed(before, grants, grant.tier))
         return result

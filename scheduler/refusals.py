@@ -1,6 +1,7 @@
 """The errors of admission, in words. Pure."""
 
 from collections.abc import Sequence
+from uuid import UUID
 
 from core.demand import Demand, DemandKind, Unit
 from core.errors import ErrorKind, PlatformError
@@ -13,6 +14,8 @@ from tenants.types import LimitMetric
 
 RETRY_MAX_S = 3600
 PREEMPTED_RETRY_S = (5, 30)  # at least and at most
+BUSY_RETRY_S = (1, 60)
+SPREAD = (0.8, 1.2)
 INSUFFICIENT_CREDIT = "INSUFFICIENT_CREDIT"
 _METRIC_OF_UNIT = {
     Unit.REQUEST: LimitMetric.REQUESTS_PER_MINUTE,
@@ -100,6 +103,20 @@ def busy(model: str, retry_after_s: int, reason: str, wait: Wait) -> PlatformErr
     )
 
 
+def too_busy(grant: Grant, estimate_s: int, reason: str, wait: Wait) -> PlatformError:
+    """Return the same of one request, told to come back in about the time after which it would have been served."""
+    return busy(grant.prepared.model.name, retry_after_s(estimate_s, grant.request_id), reason, wait)
+
+
+def retry_after_s(estimate_s: float, request_id: UUID) -> int:
+    """Return when to come back: 0.8 to 1.2 of the estimate, so that not all who were refused at once do so at once.
+
+    By the random end of the id, which makes no request wait for dice; between 1 and 60 s.
+    """
+    part = SPREAD[0] + (SPREAD[1] - SPREAD[0]) * (request_id.int & 0xFFFF) / 0xFFFF
+    return min(BUSY_RETRY_S[1], max(BUSY_RETRY_S[0], round(estimate_s * part)))
+
+
 def preempted(model: str, retry_after_s: int) -> PlatformError:
     """Return the 503 of a request whose place went to one before it and that found no other in its time."""
     wait = min(PREEMPTED_RETRY_S[1], max(PREEMPTED_RETRY_S[0], retry_after_s))
@@ -130,9 +147,9 @@ def of_reply(grant: Grant, reply: Sequence[int]) -> Exception:
         wanted = (demand.amount, grant.input_tokens, grant.output_tokens)[demand.unit]
         return over_limit(demand, reply[2], model=model, wanted=wanted, hold=grant.hold)
     if code == Code.BUSY:
-        _, retry_after_s, why, full, limit, ahead = reply
+        _, estimate_s, why, full, limit, ahead = reply
         wait = Wait(full, limit, 0, ahead)
-        return busy(model, retry_after_s, "queue" if why == Busy.FULL else "too_late", wait)
+        return too_busy(grant, estimate_s, "queue" if why == Busy.FULL else "too_late", wait)
     if code in {Code.UNKNOWN_CREDIT, Code.UNKNOWN_BUDGET}:
         return unavailable()
     return RespUnavailable("admission is fenced until the replicas have registered their requests")

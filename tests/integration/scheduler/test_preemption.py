@@ -285,3 +285,36 @@ def test_a_higher_tier_takes_the_place_of_who_is_above_its_share_before_the_newe
     scripts.set_time(10)
     wait(scripts, model, P, "w", 2, entitlements=entitled)
     assert [name for _, name in pressed(scripts, model, 11.5)] == ["t9"]
+
+
+def test_a_place_that_was_asked_for_counts_as_free_with_its_tokens(scripts: Scripts) -> None:
+    """Three may be asked for in a second of sixty that run; one is enough, however often somebody presses."""
+    model = served_model()
+    scripts.set_caps(model, Caps(1000.0, tokens=12_000.0))
+    run(scripts, model, B, *(f"b{n}" for n in range(42)))  # of 200 tokens each: 70 % of the memory
+    run(scripts, model, P, *(f"p{n}" for n in range(18)), start_s=0.5)
+    scripts.set_time(1)
+    wait(scripts, model, P, "w", 10)
+    assert pressed(scripts, model, 6.5) == [("P2", "b41")]
+    assert pressed(scripts, model, 6.6) == []
+    assert pressed(scripts, model, 7.7) == []
+
+
+def test_a_place_that_was_asked_for_is_no_more_among_those_its_tenant_may_miss(scripts: Scripts) -> None:
+    """Two of three are guaranteed to it: with one asked for it has no other to give, whoever comes and needs more."""
+    model, entitled = served_model(inflight_max=100), (Entitlement("t", 2, 2),)
+    scripts.set_caps(model, Caps(100.0, tokens=4_000.0))
+    for n in range(20):
+        tenant, tier = ("t", B) if n < 3 else ("v", P)
+        scripts.set_time(n * 0.01)
+        assert scripts.acquire(f"{tenant}{n}", model, tenant, tier, entitlements=entitled)[0] == Code.GRANTED
+    scripts.set_time(1)
+    wait(scripts, model, P, "w", 10, entitlements=entitled)
+    assert pressed(scripts, model, 7) == [("P2", "t2")]
+    scripts.set_time(7.1)
+    first = scripts.acquire("a", model, "u", P, wait_s=2.4, tokens=(200, 200), entitlements=entitled)
+    assert first[0] == Code.QUEUED
+    assert pressed(scripts, model, 8.35) == []
+    scripts.yield_place("t2", 60)
+    scripts.release("v19", (100, 100))
+    assert [name for kind, name in told(scripts) if kind == "G"] == ["a"]  # its time ends first

@@ -210,6 +210,7 @@ async def test_what_moved_the_cap_and_how_evenly_tenants_are_served_is_shown(fle
     assert shown("cap_moves_total", cause="engine_queue") == 1  # down to its one pod, and then it stays
     assert shown("fairness_error", tier="standard") == 0.5
     assert shown("fairness_error", tier="batch") is None
+    assert [shown("queued", tier=tier) for tier in ("priority", "standard", "batch")] == [0, 2, 0]
     await fleet.client.call("DEL", keyspace.STATE)
     await one.turn()
     assert shown("cap_moves_total", cause="engine_queue") is None
