@@ -13,7 +13,7 @@ from api.inference.route import counted, most_are_full, replicas
 from catalog.types import ServedModel
 from engine import health
 from engine.client import Target
-from scheduler.router import is_silent
+from scheduler.router.fleet import SILENT_S
 
 PROBE_S = 1.0
 CLEARED_S = 5.0  # for so long a replica that answered is not asked again
@@ -65,3 +65,8 @@ class Watch:
         for task in list(self._asked.values()):
             task.cancel()
         await asyncio.gather(*self._asked.values(), return_exceptions=True)
+
+
+def is_silent(target: Target, now: float) -> bool:
+    """Whether it has said nothing for a while to those who wait for it."""
+    return bool(target.silent_since) and now - target.silent_since >= SILENT_S

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -79,12 +80,13 @@ async def test_what_waits_on_a_stopped_engine_is_answered_by_the_other_one(
         answers = await asyncio.gather(*(http.post("/v1/chat/completions", json=body) for _ in range(ASKED)))
         assert [answer.status_code for answer in answers] == [200] * ASKED
         metrics = (await http.get("/metrics", headers=METRICS_HEADERS)).text
-        assert 'tidegate_gateway_retries_total{result="moved"} 2\n' in metrics
+        (moved,) = [int(n) for n in re.findall(r'tidegate_gateway_retries_total\{result="moved"\} (\d+)', metrics)]
+        assert moved > 0
         os.kill(stopped.pid, signal.SIGCONT)
-        await until(lambda: [ended for ended, _ in lines(logs[0])].count("aborted") == 2)
+        await until(lambda: [ended for ended, _ in lines(logs[0])].count("aborted") == moved)
         events = SpoolReader(gateway.home / "spool" / "g1").read(10)
         await client.close()
     ended = [lines(log) for log in logs]
-    assert sorted(ended[0] + ended[1]) == [("aborted", 0)] * 2 + [("completed", 8)] * (1 + ASKED)
+    assert sorted(ended[0] + ended[1]) == [("aborted", 0)] * moved + [("completed", 8)] * (1 + ASKED)
     assert [(event.outcome, event.usage.output) for event in events] == [(Outcome.COMPLETED, 8)] * (1 + ASKED)
     assert len({event.id for event in events}) == 1 + ASKED

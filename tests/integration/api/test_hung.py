@@ -12,7 +12,7 @@ from api.inference.relay import Relay
 from billing.types import Outcome
 from catalog.types import ServedModel
 from engine.simulation import Plan
-from scheduler.router import SILENT_S
+from scheduler.router.fleet import SILENT_S
 from tests.factories.stack import Stack, chat, until
 
 COST = 20 * 2_000_000 + 7 * 6_000_000  # pico
@@ -57,12 +57,10 @@ class Site:
 
     async def stuck(self, count: int = 1, **members: object) -> "list[asyncio.Task[httpx.Response]]":
         """Ask, and return those that wait on the replica which hangs."""
-        hung, other = (self.stack.rig.gateway.pool.target(url) for url in self.urls)
-        other.inflight += 1_000  # so that the one that hangs is picked
+        self.stack.rig.wake(self.model, self.urls[0])
         tasks = [self.ask(**members) for _ in range(count)]
         await until(lambda: self.hanging.taken == count)
-        other.inflight -= 1_000
-        assert hung.inflight == count
+        self.stack.rig.wake(self.model, *self.urls)
         return tasks
 
     async def wait_long(self) -> None:
