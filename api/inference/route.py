@@ -38,9 +38,8 @@ def _of(gateway: Gateway, job: Job, state: DeploymentState, besides: str = "") -
 def replicas(gateway: Gateway, model: ServedModel) -> list[Target]:
     """Return all replicas that are published as answering; of none when they sleep."""
     state = gateway.states.current(model.deployment_id)
-    if state is None or state.state not in ANSWERING:
-        return []
-    return [gateway.pool.target(endpoint.url) for endpoint in state.endpoints]
+    endpoints = state.endpoints if state is not None and is_awake(state) else ()
+    return [gateway.pool.target(endpoint.url) for endpoint in endpoints]
 
 
 async def may_retry(gateway: Gateway, deployment_id: UUID) -> bool:
