@@ -34,7 +34,7 @@ class Watch:
             self._cleared = cleared = {target: until for target, until in cleared.items() if now < until}
         for relay in list(self._gateway.relays):
             target = relay.target
-            if not is_silent(target, now) or not relay.movable or target in self._asked or target in cleared:
+            if not relay.movable or not is_silent(target, now) or target in self._asked or target in cleared:
                 continue
             model = relay.offer.model
             if len(replicas(self._gateway, model)) > 1:  # else there is nothing to be moved to

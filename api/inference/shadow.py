@@ -173,7 +173,7 @@ async def _ask(gateway: Gateway, arms: Arms, job: Job, target: Target) -> bytes:
         wait_s=0,
     )
     relay = Relay(gateway.loop.create_future(), gateway.clock.monotonic)
-    relay.principal = job.offer.principal  # who loses every right loses this too
+    relay.offer = job.offer  # who loses every right loses this too
     relay.deadline = gateway.now + gateway.settings.request_timeout_s
     gateway.relays.add(relay)
     grant.on_asked = relay.give_place
