@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from cli import model_options, parts, screen
+from cli import engine_command, model_options, parts, screen
 from cli.home import HomeError
 from core.errors import PlatformError
 
@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_operators(commands, home)
     _add_backup(commands, home)
     model_options.add(commands, home)
+    engine_command.add(commands)
     roles = commands.add_parser("roles", help="print what each role may do")
     roles.set_defaults(command=_roles)
     shown = commands.add_parser("version", help="print the version")

@@ -11,30 +11,19 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal, TypeVar
 
 import msgspec
 
+from catalog.hardware import HardwareProfile, Vendor
 from catalog.types import Deployment, EngineKind
-from core.errors import ErrorKind, PlatformError
+from engine.arguments import llama_cpp
+from engine.arguments.command import accepted, convert, invalid
+from engine.arguments.llama_cpp import LlamaArguments
+from engine.arguments.types import Task
 from engine.model_files import locate
 
 SOCKET_PATH_MAX = 100  # the kernel allows 107 bytes
 LOG_MAX_BYTES = 4_000_000
-T = TypeVar("T")
-
-
-class LlamaArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`engine_args` of llama.cpp. `context` is tokens per request; 0 means the version's `context_max`.
-
-    The KV cache in 8 bits (``q8_0``) needs half the memory of ``f16`` at the same speed.
-    """
-
-    context: int = 0
-    parallel: int = 4
-    threads: int = 1
-    embeddings: bool = True
-    cache: Literal["q8_0", "f16"] = "q8_0"
 
 
 class SimulatorArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,14 +59,14 @@ def plan_launch(deployment: Deployment, listen: str, lock: str, home: Path) -> L
     url = f"unix:{listen}" if unix else f"http://{listen}"
     if deployment.engine is EngineKind.LLAMA_CPP:
         weights = locate(deployment.source, deployment.sha256, home)
-        arguments = ("engine.llama_server", "--listen", listen, *_llama_arguments(deployment, weights.path))
+        arguments = ("engine.llama_server", *_llama_arguments(deployment, weights.path, listen))
         command = (sys.executable, "-m", *arguments, "--lock", lock)
         return Launch(command if weights.ready else _prepared(deployment, command, lock, home), url)
     if deployment.engine is EngineKind.SIMULATOR:
         where = ("--uds", listen) if unix else ("--port", listen.rpartition(":")[2])
         arguments = ("engine.simulator", *where, *_simulator_arguments(deployment))
         return Launch((sys.executable, "-m", *arguments, "--lock", lock), url)
-    raise _invalid(f"No local launcher for {deployment.engine}.")
+    raise invalid(f"No local launcher for {deployment.engine}.")
 
 
 def _prepared(deployment: Deployment, command: tuple[str, ...], lock: str, home: Path) -> tuple[str, ...]:
@@ -86,36 +75,29 @@ def _prepared(deployment: Deployment, command: tuple[str, ...], lock: str, home:
     return (sys.executable, "-m", "engine.prepare", *weights, "--lock", lock, "--", *command)
 
 
-def _llama_arguments(deployment: Deployment, model: Path) -> list[str]:
-    given = _convert(deployment, LlamaArguments)
-    context = given.context or deployment.context_max
-    if not (0 < context <= deployment.context_max and 1 <= given.parallel <= 64 and 1 <= given.threads <= 256):
-        raise _invalid("context must be within the version's context_max, parallel 1 to 64, threads 1 to 256.")
-    return [
-        *("--model", str(model), "--alias", deployment.upstream_model),
-        *("--context", str(context), "--parallel", str(given.parallel), "--threads", str(given.threads)),
-        *("--cache", given.cache),
-        "--embeddings" if given.embeddings else "--no-embeddings",
-    ]
+def _llama_arguments(deployment: Deployment, model: Path, listen: str) -> list[str]:
+    given = convert(deployment.engine_args, LlamaArguments)
+    if given.extra:
+        raise invalid("The llama.cpp of this host takes no extra options: leave 'extra' empty.")
+    unix = listen.endswith(".sock")
+    task = Task(
+        model=str(model),
+        served_name=deployment.upstream_model,
+        context_max=deployment.context_max,
+        hardware=HardwareProfile(vendor=Vendor.CPU),
+        host=listen if unix else listen.rpartition(":")[0],
+        port=0 if unix else int(listen.rpartition(":")[2]),
+    )
+    line = accepted(llama_cpp.command_line(given, task))
+    return [*line.arguments, "--embeddings" if given.embeddings else "--no-embeddings"]
 
 
 def _simulator_arguments(deployment: Deployment) -> list[str]:
-    given = _convert(deployment, SimulatorArguments)
+    given = convert(deployment.engine_args, SimulatorArguments)
     found = ["--model", deployment.upstream_model, "--slots", str(given.slots), "--load-ms", str(given.load_ms)]
     found += ["--dialect", given.dialect]
     found += ["--plan", given.plan] if given.plan else []
     return found + (["--log", given.log] if given.log else [])
-
-
-def _convert(deployment: Deployment, kind: type[T]) -> T:
-    try:
-        return msgspec.convert(deployment.engine_args, kind)
-    except msgspec.ValidationError as problem:
-        raise _invalid(str(problem)) from None
-
-
-def _invalid(message: str) -> PlatformError:
-    return PlatformError("INVALID_ENGINE_ARGS", ErrorKind.INVALID, message, param="engine_args")
 
 
 def choose_listen(folder: Path, name: str) -> str:

@@ -65,21 +65,6 @@ class Caps(msgspec.Struct, frozen=True):
         return max(1, math.floor(self.requests))
 
 
-def batch_bound(gpu_gb: float, kv_gb_per_request: float) -> int:
-    """Return how many requests one pod holds at once by its memory: a fifth is kept free, and each may double.
-
-    80 GB and 1.2 GB a request give 26.
-    """
-    if gpu_gb <= 0 or kv_gb_per_request <= 0:
-        raise ValueError("Memory and the need of a request are positive.")
-    return max(1, int(gpu_gb * 0.8 / (kv_gb_per_request * 2)))
-
-
-def batch_bound_mb(gpu_mb: int, kv_mb: int) -> int:
-    """Return the batch bound of what a deployment states, in MB; 0 where it states nothing."""
-    return batch_bound(gpu_mb / 1000, kv_mb / 1000) if gpu_mb and kv_mb else 0
-
-
 def saturation(sample: Sample) -> float:
     """Return how full the engines are: 1 is full."""
     return fullness(sample.waiting / max(1, sample.pods), sample.kv_used)

@@ -13,6 +13,7 @@ from contextlib import suppress
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from catalog.hardware import batch_bound_mb
 from core import keyspace
 from core.clock import Clock
 from core.load import parse_load
@@ -173,7 +174,7 @@ class Scraper:
     async def _follow(self, state: DeploymentState, epoch: bytes) -> None:
         figures = await self._read(state.endpoints)
         now_s, deployment = self._clock.monotonic(), state.deployment
-        pods, bound = len(state.endpoints), caps.batch_bound_mb(state.gpu_memory_mb, state.kv_request_mb)
+        pods, bound = len(state.endpoints), batch_bound_mb(state.gpu_memory_mb, state.kv_request_mb)
         per_pod = bound or self._seats * caps.HEADROOM
         followed = self._followed.get(deployment)
         if not figures:

@@ -16,6 +16,7 @@ from api.permissions import ADMIN
 from api.schemas import Input, Output, problems
 from api.services import Services
 from catalog import deployments, models
+from catalog.hardware import batch_bound_mb
 from catalog.registry import versions
 from catalog.types import Deployment, DeploymentChange, DeploymentKind, EngineKind, NewDeployment
 from core import keyspace
@@ -24,7 +25,6 @@ from core.ids import IdKind, format_id, parse_id
 from core.pagination import page_in_memory
 from core.resp import RespError, RespUnavailable
 from knative.types import DeploymentState
-from scheduler import caps
 from tenants import entitlements
 
 router = APIRouter(route_class=GuardedRoute, tags=["deployments"])
@@ -196,7 +196,7 @@ def _out(found: Deployment, state: DeploymentState | None) -> DeploymentOut:
         fallback_model=found.fallback_model,
         gpu_memory_mb=found.gpu_memory_mb,
         kv_request_mb=found.kv_request_mb,
-        batch_bound=caps.batch_bound_mb(found.gpu_memory_mb, found.kv_request_mb),
+        batch_bound=batch_bound_mb(found.gpu_memory_mb, found.kv_request_mb),
         temperature=found.temperature.value,
         min_scale=found.min_scale,
         max_scale=found.max_scale,

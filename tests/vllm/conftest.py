@@ -10,8 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from catalog.hardware import HardwareProfile, Vendor
 from catalog.types import EngineKind
 from cli.embedded.postgres import free_port
+from engine.arguments import vllm as vllm_arguments
+from engine.arguments.command import accepted, command_line
+from engine.arguments.types import CommandLine, Family, Task
 from engine.usage import CHOICES_UNCOUNTED
 from tests.contract.engine_contract import Dialect
 
@@ -26,19 +30,24 @@ START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 30.0
 
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB: less than the platform would take
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "2",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",  # compiling the first request with logprobs would take 20 s
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-ARGUMENTS = (
-    *("--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", str(SEATS), "--enforce-eager"),
-    *("--scheduling-policy", "priority", "--enable-prefix-caching", "--enable-prompt-tokens-details"),
-)
+
+
+def command(port: int) -> CommandLine:
+    """The platform's own command line for this engine on this machine."""
+    task = Task(
+        model=str(WEIGHTS),
+        served_name=MODEL,
+        context_max=4096,
+        hardware=HardwareProfile(vendor=Vendor.CPU, memory_mib=8192),
+        port=port,
+    )
+    return accepted(command_line(Family.VLLM, {"seats": SEATS, "extra": "--dtype bfloat16 --enforce-eager"}, task))
 
 
 VLLM = Dialect(
@@ -67,16 +76,14 @@ def _start(port: int) -> Vllm:
         if not needed.exists():
             raise RuntimeError(f"{needed} is missing. Run `make vllm`.")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    line = command(port)
     with LOG.open("wb") as log:
         process = subprocess.Popen(
-            [
-                *(PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", WEIGHTS, "--served-model-name", MODEL),
-                *("--host", "127.0.0.1", "--port", str(port), *ARGUMENTS),
-            ],
+            [str(PYTHON), "-m", vllm_arguments.MODULE, *line.arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=environment | ENVIRONMENT,
+            env=environment | line.environment | ENVIRONMENT,
             cwd=ROOT,
         )
     return Vllm(port, process)

@@ -68,7 +68,8 @@ def test_llama_cpp_gets_the_versions_context_for_each_slot_and_one_thread(ready:
     launch = launcher.plan_launch(LLAMA, "/run/x.sock", "/run/x.lock", ready)
     assert launch.url == "unix:/run/x.sock"
     assert launch.arguments[:3] == (sys.executable, "-m", "engine.llama_server")
-    assert option(launch.arguments, "--context") == "2048"
+    assert option(launch.arguments, "--ctx-size") == str(4 * 2048)  # of all four slots
+    assert option(launch.arguments, "--host") == "/run/x.sock"
     assert option(launch.arguments, "--threads") == "1"
     assert option(launch.arguments, "--model").endswith("SmolLM2-135M-Instruct.Q4_1.gguf")
 

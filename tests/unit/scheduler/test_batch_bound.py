@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from catalog.hardware import batch_bound_mb
 from scheduler import caps
-from scheduler.caps import Caps, Sample, batch_bound_mb
+from scheduler.caps import Caps, Sample
 
 KV_GB, FIRST_GB = 64.0, 1.2  # of 80 GB a fifth is not for KV; what a request has as it begins doubles until it ends
 STEPS, KNEE, STEP_S = 300, 26, 0.02  # tokens of an answer; above the knee more requests make all of them slower

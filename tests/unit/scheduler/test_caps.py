@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.caps import Caps, Cause, Sample, after, batch_bound, saturation, unseen
+from catalog.hardware import batch_bound
+from scheduler.caps import Caps, Cause, Sample, after, saturation, unseen
 
 
 def sample(**values: float) -> Sample:
