@@ -4,7 +4,7 @@ It knows the limits from the test and all else from leases: who runs, who waits,
 counter that a script could share a mistake with: what a cap holds is the number of leases that name it.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from struct import Struct
@@ -103,7 +103,7 @@ class Ledger:
         self._by_owner: Counter[tuple[str, str]] = Counter()  # running, by deployment and owner
         self._out: dict[str, dict[str, int]] = defaultdict(dict)  # tenant → request → nano
         self._available: dict[str, int] = {}
-        self._rated: dict[str, list[Lease]] = defaultdict(list)  # by record, in the order they were let in
+        self._rated: dict[str, deque[Lease]] = defaultdict(deque)  # by record, in the order they were let in
         self._unserved: set[str] = set()  # all that they took is given back
         self._adaptive: dict[str, tuple[float, float]] = {}  # deployment → requests and tokens, 0: none
         self._unclaimed: set[str] = set()  # grants in the post
@@ -360,12 +360,12 @@ class Ledger:
 
     def _over_rate(self, name: str, prompt: int) -> set[str]:
         """Which of its rates are over: surely (the code), or perhaps (with a mark), at the edge of the window."""
-        found = set()
+        found, rated = set(), self._rated[name]
+        while rated and rated[0].at_s <= self.now_s - WINDOW_S - 2 * BUCKET_S:
+            rated.popleft()
         requests_max, tokens_max = self.rules.rates[name]
         for length, mark in ((WINDOW_S, ""), (WINDOW_S + 2 * BUCKET_S, "?")):
-            recent = [
-                one for one in self._rated[name] if one.at_s > self.now_s - length and one.request not in self._unserved
-            ]
+            recent = [one for one in rated if one.at_s > self.now_s - length and one.request not in self._unserved]
             if len(recent) + 1 > requests_max:
                 found.add("RATE_LIMITED" + mark)
             if sum((one.used or one.tokens)[0] for one in recent) + prompt > tokens_max:

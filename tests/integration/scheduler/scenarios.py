@@ -115,6 +115,9 @@ STORM = Scenario(
     platform=16,
 )
 
+# The same with nine in ten callers that leave.
+CROWD = Scenario(tuple(msgspec.structs.replace(line, leaves=0.9) for line in STORM.lines), platform=STORM.platform)
+
 # Three tenants that always wait, of unlike weights; on the second deployment some tell thrice of what they use.
 TURN_WEIGHTS = {_tenant(1): 0.5, _tenant(2): 1.0, _tenant(3): 4.0}
 TURN_MODELS = {_model(1, 8): (1, 1, 1), _model(2, 8): (1, 3, 3)}  # how many times of it each tells
@@ -180,7 +183,14 @@ PREEMPTION = Scenario(
     )
 )
 
-SCENARIOS = {"storm": STORM, "turns": TURNS, "entitled": ENTITLED, "floors": FLOORS, "preemption": PREEMPTION}
+SCENARIOS = {
+    "storm": STORM,
+    "crowd": CROWD,
+    "turns": TURNS,
+    "entitled": ENTITLED,
+    "floors": FLOORS,
+    "preemption": PREEMPTION,
+}
 
 
 def rules_of(scenario: Scenario) -> Rules:
