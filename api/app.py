@@ -42,6 +42,7 @@ from api.admin import (
     spools,
     tenant_life,
     tenants,
+    wakes,
     what_if,
 )
 from api.admin import credits as tenant_credits
@@ -124,6 +125,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     rollouts.router,
     deployments.router,
     engines.router,
+    wakes.router,
     operators.router,
     people.router,
     mail.router,

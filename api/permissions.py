@@ -260,6 +260,7 @@ RULES: Mapping[tuple[str, str], Rule] = MappingProxyType(
         ("GET", f"{ADMIN}/deployments/{{deployment_id}}/command"): _operator(Op.CATALOG_READ),
         ("GET", f"{ADMIN}/deployments/{{deployment_id}}/routing"): _operator(Op.CATALOG_READ),
         ("PATCH", f"{ADMIN}/deployments/{{deployment_id}}"): _operator(Op.CATALOG_WRITE, "deployment.update"),
+        ("GET", f"{ADMIN}/deployments/{{deployment_id}}/wakes"): _operator(Op.CATALOG_READ),
         ("POST", f"{ADMIN}/deployments/{{deployment_id}}/retire"): _operator(Op.CATALOG_WRITE, "deployment.retire"),
         ("GET", f"{ADMIN}/identity-providers"): _operator(Op.IDENTITY_WRITE),
         ("POST", f"{ADMIN}/identity-providers"): _operator(Op.IDENTITY_WRITE, "identity_provider.create"),

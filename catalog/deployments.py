@@ -20,11 +20,14 @@ from core.sealing import NONCE_BYTES, seal, unseal
 
 ENDPOINTS = frozenset({"chat", "completions", "embeddings", "tokenize"})
 LOCAL_ENGINES = frozenset({EngineKind.LLAMA_CPP, EngineKind.SIMULATOR})
+SECONDS_MAX = 7 * 86_400
 LOCAL_SCALE_MAX = 16  # engine processes of one local deployment
 SETTABLE = (  # members of a change that are taken as they are
     *("engine_args", "default_max_tokens", "inflight_max", "waiting_max", "max_wait_s"),
     *("fallback_model", "gpu_memory_mb", "kv_request_mb"),
 )
+
+DESIRED = ("min_scale", "max_scale", "keep_alive_s", "load_timeout_s")
 
 
 async def create(
@@ -80,6 +83,8 @@ async def create(
             temperature=_temperature(new.min_scale),
             min_scale=new.min_scale,
             max_scale=new.max_scale,
+            keep_alive_s=new.keep_alive_s,
+            load_timeout_s=new.load_timeout_s,
             epoch=1,
             updated_at=now,
         )
@@ -113,9 +118,10 @@ async def update(
     row.base_url = base_url
     if change.credential is not None:
         row.sealed_credential = _sealed(change.credential, deployment_id, sealing_key, random_bytes)
-    if change.min_scale is not None or change.max_scale is not None or change.engine_args is not None:
-        desired.min_scale = desired.min_scale if change.min_scale is None else change.min_scale
-        desired.max_scale = desired.max_scale if change.max_scale is None else change.max_scale
+    if change.engine_args is not None or any(getattr(change, name) is not None for name in DESIRED):
+        for name in DESIRED:
+            if (value := getattr(change, name)) is not None:
+                setattr(desired, name, value)
         desired.temperature = _temperature(desired.min_scale)
         desired.epoch += 1
         desired.updated_at = now
@@ -150,6 +156,14 @@ async def get(session: AsyncSession, deployment_id: UUID) -> Deployment:
         raise _missing(deployment_id)
     row, desired, version = found
     return _deployment(row, desired, version)
+
+
+async def find(session: AsyncSession, name: str) -> UUID:
+    """Return the live deployment of this name; kind not_found when there is none."""
+    found = await queries.deployment_named(session, name)
+    if found is None:
+        raise PlatformError("NOT_FOUND", ErrorKind.NOT_FOUND, f"There is no deployment named {name[:100]!r}.")
+    return found
 
 
 async def list_all(session: AsyncSession) -> list[Deployment]:
@@ -201,6 +215,9 @@ def _check_limits(new: NewDeployment) -> None:
         raise _invalid("inflight_max", "Caps are whole numbers; 0 means no cap in flight and nobody waiting.")
     if not 0 <= new.max_wait_s <= 600:
         raise _invalid("max_wait_s", "It must be between 0 and 600 seconds.")
+    for name, value in (("keep_alive_s", new.keep_alive_s), ("load_timeout_s", new.load_timeout_s)):
+        if not 0 <= value <= SECONDS_MAX:
+            raise _invalid(name, "It must be between 1 second and 7 days, or 0 for the controller's setting.")
     if not 0 <= new.min_scale <= new.max_scale:
         raise _invalid("min_scale", "It must be between 0 and max_scale.")
     _check_memory(new.gpu_memory_mb, new.kv_request_mb)
@@ -249,6 +266,8 @@ def _changed(row: DeploymentRow, desired: DesiredRow, change: DeploymentChange) 
         kv_request_mb=row.kv_request_mb,
         min_scale=desired.min_scale,
         max_scale=desired.max_scale,
+        keep_alive_s=desired.keep_alive_s,
+        load_timeout_s=desired.load_timeout_s,
     )
     changes = {name: value for name in change.__struct_fields__ if (value := getattr(change, name)) is not None}
     return msgspec.structs.replace(current, **changes)
@@ -297,6 +316,8 @@ def _deployment(row: DeploymentRow, desired: DesiredRow, version: ModelVersionRo
         temperature=Temperature(desired.temperature),
         min_scale=desired.min_scale,
         max_scale=desired.max_scale,
+        keep_alive_s=desired.keep_alive_s,
+        load_timeout_s=desired.load_timeout_s,
         epoch=desired.epoch,
         created_at=row.created_at,
         sha256=version.sha256,

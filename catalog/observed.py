@@ -8,9 +8,10 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from catalog import queries
-from catalog.types import ObservedReplica
+from catalog.types import ObservedReplica, Wake
 
 LOADS_KEPT = 20  # per deployment
+WAKES_KEPT = 200  # per deployment
 
 
 async def record_replica(session: AsyncSession, replica: ObservedReplica) -> None:
@@ -45,6 +46,19 @@ async def load_history(session: AsyncSession) -> dict[UUID, tuple[int, ...]]:
     for deployment_id, load_ms in await queries.loads(session):
         found[deployment_id].append(load_ms)
     return {deployment_id: tuple(times) for deployment_id, times in found.items()}
+
+
+async def record_wake(session: AsyncSession, wake: Wake) -> None:
+    """Write one start; again when its first token is known."""
+    await queries.upsert_wake(session, msgspec.structs.asdict(wake), WAKES_KEPT)
+
+
+async def list_wakes(session: AsyncSession, deployment_id: UUID) -> list[Wake]:
+    """Return the last starts of a deployment's engines, newest first."""
+    return [
+        msgspec.convert({name: getattr(row, name) for name in Wake.__struct_fields__}, Wake)
+        for row in await queries.wakes(session, deployment_id)
+    ]
 
 
 async def begin_term(session: AsyncSession, holder: str) -> int:

@@ -18,6 +18,7 @@ from catalog.tables import (
     ModelRow,
     ModelVersionRow,
     ReplicaRow,
+    WakeRow,
 )
 
 PAGE_MAX = 1000
@@ -185,6 +186,26 @@ async def loads(session: AsyncSession) -> list[Row[UUID, int]]:
     """Deployment and load time, oldest first."""
     statement = select(EngineLoadRow.deployment_id, EngineLoadRow.load_ms).order_by(EngineLoadRow.id)
     return list((await session.execute(statement.limit(20 * PAGE_MAX))).all())
+
+
+async def upsert_wake(session: AsyncSession, values: dict[str, Any], keep: int) -> None:
+    """Write a wake, again once more of it is known, and drop all but the newest `keep` of its deployment."""
+    statement = insert(WakeRow).values(**values)
+    changed = {"first_token_ms": statement.excluded.first_token_ms}
+    await session.execute(statement.on_conflict_do_update(index_elements=["id"], set_=changed))
+    kept = wakes_of(values["deployment_id"]).with_only_columns(WakeRow.id).limit(keep)
+    await session.execute(
+        delete(WakeRow).where(WakeRow.deployment_id == values["deployment_id"], WakeRow.id.not_in(kept))
+    )
+
+
+def wakes_of(deployment_id: UUID) -> Select[WakeRow]:
+    newest_first = (WakeRow.woken_at.desc(), WakeRow.id.desc())
+    return select(WakeRow).where(WakeRow.deployment_id == deployment_id).order_by(*newest_first)
+
+
+async def wakes(session: AsyncSession, deployment_id: UUID) -> list[WakeRow]:
+    return list(await session.scalars(wakes_of(deployment_id).limit(PAGE_MAX)))
 
 
 async def next_term(session: AsyncSession, holder: str) -> int:

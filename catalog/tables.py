@@ -100,6 +100,8 @@ class DesiredRow(Base):
     temperature: Mapped[str] = mapped_column(Text)
     min_scale: Mapped[int]
     max_scale: Mapped[int]
+    keep_alive_s: Mapped[int]
+    load_timeout_s: Mapped[int]
     epoch: Mapped[int] = mapped_column(BigInteger)
     updated_at: Mapped[datetime] = mapped_column(Timestamp)
 
@@ -132,6 +134,27 @@ class EngineLoadRow(Base):
     deployment_id: Mapped[UUID] = mapped_column(ForeignKey("deployment.id"))
     load_ms: Mapped[int]
     loaded_at: Mapped[datetime] = mapped_column(Timestamp)
+
+
+class WakeRow(Base):
+    """One start of an engine, by phase."""
+
+    __tablename__ = "wake"
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    deployment_id: Mapped[UUID] = mapped_column(ForeignKey("deployment.id"))
+    index: Mapped[int]
+    cause: Mapped[str] = mapped_column(Text)
+    outcome: Mapped[str] = mapped_column(Text)
+    woken_at: Mapped[datetime] = mapped_column(Timestamp)
+    decide_ms: Mapped[int]
+    fetch_ms: Mapped[int]
+    schedule_ms: Mapped[int]
+    load_ms: Mapped[int | None]
+    first_token_ms: Mapped[int | None]
+    held: Mapped[int]
+    attempts: Mapped[int]
+    reason: Mapped[str] = mapped_column(Text)
 
 
 class ControllerTermRow(Base):

@@ -90,6 +90,8 @@ class NewDeployment(msgspec.Struct, frozen=True):
     kv_request_mb: int = 0  # KV memory of one request as it begins
     min_scale: int = 0
     max_scale: int = 1
+    keep_alive_s: int = 0  # a cold one without work for so long goes to sleep; 0: as the controller's settings say
+    load_timeout_s: int = 0  # an engine that is not ready after so long is ended and started again; 0: likewise
 
 
 class DeploymentChange(msgspec.Struct, frozen=True):
@@ -107,6 +109,8 @@ class DeploymentChange(msgspec.Struct, frozen=True):
     kv_request_mb: int | None = None
     min_scale: int | None = None
     max_scale: int | None = None
+    keep_alive_s: int | None = None
+    load_timeout_s: int | None = None
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -135,6 +139,8 @@ class Deployment(msgspec.Struct, frozen=True):
     temperature: Temperature
     min_scale: int
     max_scale: int
+    keep_alive_s: int
+    load_timeout_s: int
     epoch: int
     created_at: datetime
     sha256: str = ""  # of the weights; what the version is pinned by
@@ -155,6 +161,50 @@ class ObservedReplica(msgspec.Struct, frozen=True):
     term: int
     epoch: int
     state_since: datetime
+
+
+class WakeCause(StrEnum):
+    """Why an engine was started."""
+
+    CALL = "call"  # somebody called a deployment that slept
+    FLOOR = "floor"  # `min_scale` wants it
+    LOAD = "load"  # those there are were not enough
+    CRASH = "crash"  # the one before ended by itself
+
+
+class WakeOutcome(StrEnum):
+    """What became of a start."""
+
+    READY = "ready"
+    FAILED = "failed"  # tried as often as it may be
+    ENDED = "ended"  # nobody wanted it any more
+
+
+class Wake(msgspec.Struct, frozen=True):
+    """One start of an engine, from the wish to the first token of its first answer, in milliseconds by phase.
+
+    `load_ms` is None when it never was ready, `first_token_ms` while nobody who was held for it has had a token.
+    """
+
+    id: UUID
+    deployment_id: UUID
+    index: int
+    cause: WakeCause
+    outcome: WakeOutcome
+    woken_at: datetime  # when the first of them wished for it
+    decide_ms: int  # from the wish to the decision
+    fetch_ms: int  # to have the weights on the host
+    schedule_ms: int  # from the decision to a process, but for the fetch
+    load_ms: int | None  # from the process to ready, tries that failed among it
+    first_token_ms: int | None  # from ready to the first token of a caller that was held
+    held: int  # callers that were held when it ended
+    attempts: int
+    reason: str
+
+    @property
+    def ready_ms(self) -> int | None:
+        """From the wish to ready."""
+        return None if self.load_ms is None else self.decide_ms + self.fetch_ms + self.schedule_ms + self.load_ms
 
 
 class Model(msgspec.Struct, frozen=True):

@@ -35,6 +35,7 @@ class IdKind(StrEnum):
     MODEL_INTAKE = "itk"
     DEPLOYMENT = "dep"
     ROLLOUT = "rol"
+    WAKE = "wak"
     REPLICA = "rep"
     GENERATION = "gen"
     PRICE_BOOK = "pbk"

@@ -129,7 +129,7 @@ class Controller(_Group):
 
     idle_window_s: int = 300  # a cold deployment without requests for so long goes to sleep
     drain_timeout_s: int = 30
-    start_timeout_s: int = 120
+    start_timeout_s: int = 1800  # an engine that is not ready after so long is ended and started again
     engines_max: int = Field(0, ge=0)  # engines that this host has room for, which rollouts heed; 0: no bound
     adaptive_caps: bool = True  # read the engines' figures each second, and let them say how much is sent to them
     seats_per_engine: int = 256  # the most requests sent to one engine, until its figures say less

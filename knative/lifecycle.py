@@ -20,7 +20,7 @@ class Policy(msgspec.Struct, frozen=True):
     idle_after_us: int = 10 * SECOND_US  # ready without work for so long is called idle
     settle_us: int = SECOND_US  # draining at least so long: by then every gateway has seen it
     drain_timeout_us: int = 30 * SECOND_US
-    start_timeout_us: int = 120 * SECOND_US
+    start_timeout_us: int = 1800 * SECOND_US
     stop_timeout_us: int = 10 * SECOND_US  # from SIGTERM to SIGKILL
     backoff_min_us: int = SECOND_US // 10
     backoff_max_us: int = 10 * SECOND_US
@@ -29,6 +29,17 @@ class Policy(msgspec.Struct, frozen=True):
     stable_us: int = 60 * SECOND_US  # ready for so long forgives earlier failures
     scale_up_us: int = 2 * SECOND_US  # somebody waits for so long although all engines serve: one more
     bad_probes_max: int = 5  # unanswered probes in a row after which a ready engine counts as hung
+
+
+def policy_for(policy: Policy, keep_alive_s: int, load_timeout_s: int) -> Policy:
+    """Return the times of one deployment: its own where it has some (not 0), else the controller's."""
+    if keep_alive_s:
+        window_us = keep_alive_s * SECOND_US
+        idle_after_us = min(policy.idle_after_us, window_us // 3)
+        policy = msgspec.structs.replace(policy, idle_window_us=window_us, idle_after_us=idle_after_us)
+    if load_timeout_s:
+        policy = msgspec.structs.replace(policy, start_timeout_us=load_timeout_s * SECOND_US)
+    return policy
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -196,11 +207,24 @@ def _draining(life: Life, facts: Facts, policy: Policy, now_us: int) -> Step:
 
 
 def eta_s(life: Life, loads_ms: tuple[int, ...], now_us: int, default_s: int = 10) -> int:
-    """Return whole seconds until the engine should be ready, by the median of past loads; 0 when it is, else ≥ 1."""
+    """Return whole seconds until the engine should be ready, by past loads; 0 when it is, else at least 1."""
     if life.state in SERVING:
         return 0
-    median_us = sorted(loads_ms)[len(loads_ms) // 2] * 1000 if loads_ms else default_s * SECOND_US
-    if life.state is ReplicaState.FAILED:
-        return max(1, -(-(life.retry_at_us - now_us + median_us) // SECOND_US))
-    begun_us = max(life.retry_at_us, life.since_us) if life.state is ReplicaState.LOADING else now_us
-    return max(1, -(-(begun_us + median_us - now_us) // SECOND_US))
+    begun_us = now_us
+    if life.state is ReplicaState.LOADING:
+        begun_us = max(life.retry_at_us, life.since_us)
+    elif life.state is ReplicaState.FAILED:
+        begun_us = max(life.retry_at_us, now_us)
+    whole_us = _whole_us(now_us - begun_us, loads_ms, default_s)
+    return max(1, -(-(begun_us + whole_us - now_us) // SECOND_US))
+
+
+def _whole_us(spent_us: int, loads_ms: tuple[int, ...], default_s: int) -> int:
+    """Return how long a load takes in all that has taken `spent_us`: the median of those that took longer.
+
+    One that has taken longer than any is half done: of loads of which nothing is known, half take that long again.
+    """
+    longer = sorted(load_ms * 1000 for load_ms in loads_ms if load_ms * 1000 > spent_us)
+    if longer:
+        return longer[len(longer) // 2]
+    return 2 * spent_us if loads_ms else max(default_s * SECOND_US, 2 * spent_us)

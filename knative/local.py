@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from hashlib import sha256
 from pathlib import Path
 from uuid import UUID
@@ -20,6 +21,7 @@ from core.errors import PlatformError
 from core.ids import new_uuid
 from engine import launcher, processes
 from knative.types import Seat, parse_seat
+from knative.wakes import Timing
 
 STOP_POLL_S = 0.02
 
@@ -55,6 +57,7 @@ class LocalBackend:
         self.zone = zone  # where this host stands
         self._records: dict[Seat, Record] = {}
         self._children: dict[Seat, subprocess.Popen[bytes]] = {}
+        self._fetched_ns = 0  # when the weights of the engine that is being started were there
         self._notes: dict[Seat, str] = {}  # why the last start did not work, until somebody looks
 
     def adopt(self) -> list[Seat]:
@@ -94,10 +97,14 @@ class LocalBackend:
         self._path(seat, "json").unlink(missing_ok=True)
         return False, _ending(status)
 
-    def start(self, seat: Seat, deployment: Deployment) -> None:
-        """Start the engine; when that does not work, the next look says why."""
+    def start(self, seat: Seat, deployment: Deployment) -> Timing:
+        """Start the engine; when that does not work, the next look says why. Returns what took how long."""
+        begun_ns = time.perf_counter_ns()
+        self._fetched_ns = begun_ns
         if reason := self._try_to_start(seat, deployment):
             self._notes[seat] = reason
+        fetched_us = (self._fetched_ns - begun_ns) // 1000
+        return Timing(fetched_us, (time.perf_counter_ns() - begun_ns) // 1000 - fetched_us)
 
     def _try_to_start(self, seat: Seat, deployment: Deployment) -> str:
         lock_path = self._path(seat, "lock")
@@ -107,6 +114,7 @@ class LocalBackend:
         try:
             listen = launcher.choose_listen(self._folder, seat.name)
             launch = launcher.plan_launch(deployment, listen, str(lock_path), self._home)
+            self._fetched_ns = time.perf_counter_ns()
             child = launcher.spawn(launch, lock, self._path(seat, "log"))
         except PlatformError as problem:
             return problem.message

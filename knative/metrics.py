@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 LOAD_BUCKETS_S = (0.5, 1, 2, 5, 10, 20, 45, 90, 180)
 
+PHASE_BUCKETS_S = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 20, 45, 90, 180, 600, 1800)
+
 
 @dataclass(frozen=True, slots=True)
 class ControllerMetrics:
@@ -16,6 +18,7 @@ class ControllerMetrics:
     starts: Counter
     failures: Counter
     load_seconds: Histogram
+    wake_seconds: Histogram
     postgres_away: Counter
 
 
@@ -26,5 +29,12 @@ def controller_metrics(registry: CollectorRegistry) -> ControllerMetrics:
         Counter("tidegate_engine_starts_total", "Engines started.", registry=registry),
         Counter("tidegate_engine_failures_total", "Engines that ended by themselves or hung.", registry=registry),
         Histogram("tidegate_engine_load_seconds", "From start to ready.", buckets=LOAD_BUCKETS_S, registry=registry),
+        Histogram(
+            "tidegate_wake_seconds",
+            "Of a start by phase: decide, fetch, schedule, load, first_token.",
+            ("phase",),
+            buckets=PHASE_BUCKETS_S,
+            registry=registry,
+        ),
         Counter("tidegate_controller_postgres_away_total", "Looks at Postgres in vain.", registry=registry),
     )

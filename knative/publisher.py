@@ -7,7 +7,9 @@ import msgspec
 from core import keyspace
 from core.load import parse_load
 from core.resp import RespClient, script
-from knative.types import DeploymentState
+from knative.types import WAKE_MS, DeploymentState
+
+NO_KEY = -2  # PTTL of what is not there
 
 # Epochs stay far below 2^53 (see knative.leader), so that Lua's numbers hold them exactly.
 _PUBLISH = script("""
@@ -51,14 +53,24 @@ class Activity(msgspec.Struct, frozen=True):
     waiting: int = 0
     last_us: int = 0
     woken: bool = False
+    wished_us: int = 0  # how long ago that was first wished for
+    held: int = 0  # callers that wait for it, over all gateways
 
 
 async def read_activity(client: RespClient, deployment_ids: list[UUID]) -> dict[UUID, Activity]:
     """Read counters and wakes of these deployments, in one write."""
     loads = [client.call("MGET", keyspace.deployment(deployment_id)) for deployment_id in deployment_ids]
-    wakes = [client.call("EXISTS", keyspace.wake(deployment_id)) for deployment_id in deployment_ids]
+    wakes = [client.call("PTTL", keyspace.wake(deployment_id)) for deployment_id in deployment_ids]
+    helds = [client.call("ZCARD", keyspace.held(deployment_id)) for deployment_id in deployment_ids]
     found = {}
-    for deployment_id, raw, wake in zip(deployment_ids, loads, wakes, strict=True):
-        load = parse_load((await raw)[0])
-        found[deployment_id] = Activity(load.inflight, load.waiting, load.last_us, woken=bool(await wake))
+    for deployment_id, raw, wake, held in zip(deployment_ids, loads, wakes, helds, strict=True):
+        load, left_ms = parse_load((await raw)[0]), int(await wake)
+        found[deployment_id] = Activity(
+            load.inflight,
+            load.waiting,
+            load.last_us,
+            woken=left_ms != NO_KEY,
+            wished_us=max(0, WAKE_MS - left_ms) * 1000 if left_ms >= 0 else 0,
+            held=int(await held),
+        )
     return found

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from catalog import observed
-from catalog.types import ObservedReplica
+from catalog.types import ObservedReplica, Wake
 from core import db
 from knative.types import ReplicaState, Seat
 
@@ -25,6 +25,7 @@ class Records:
         self._term = term
         self._loads: defaultdict[UUID, deque[int]] = defaultdict(lambda: deque(maxlen=observed.LOADS_KEPT))
         self._new_loads: deque[tuple[UUID, int]] = deque(maxlen=LOADS_WAITING_MAX)
+        self._wakes: dict[UUID, Wake] = {}
         self._replicas: dict[Seat, ObservedReplica] = {}
         self._unwritten: set[Seat] = set()
         self._orphans: set[UUID] = set()  # rows of an earlier term
@@ -43,6 +44,11 @@ class Records:
         self._loads[deployment_id].append(load_ms)
         self._new_loads.append((deployment_id, load_ms))
 
+    def note_wake(self, wake: Wake) -> None:
+        """Put down a start that is over, and again once its first token is known."""
+        if wake.id in self._wakes or len(self._wakes) < LOADS_WAITING_MAX:
+            self._wakes[wake.id] = wake
+
     def note(self, replica: ObservedReplica) -> None:
         """Put down a replica; an estimate that only ticks on is not worth a row."""
         seat = Seat(replica.deployment_id, replica.index)
@@ -53,10 +59,10 @@ class Records:
 
     async def write(self, now: datetime) -> None:
         """Write what is new in one transaction; raises when Postgres is away, and nothing is forgotten."""
-        if not (self._unwritten or self._new_loads or self._orphans):
+        if not (self._unwritten or self._new_loads or self._wakes or self._orphans):
             return
         replicas = [self._replicas[seat] for seat in sorted(self._unwritten)]
-        loads = list(self._new_loads)
+        loads, wakes = list(self._new_loads), list(self._wakes.values())
         async with db.transaction(self._sessions) as session:
             for replica_id in sorted(self._orphans - {replica.id for replica in replicas}):
                 await observed.remove_replica(session, replica_id, term=self._term)
@@ -67,6 +73,9 @@ class Records:
                     await observed.record_replica(session, replica)
             for deployment_id, load_ms in loads:
                 await observed.record_load(session, deployment_id, load_ms, now=now)
+            for wake in wakes:
+                await observed.record_wake(session, wake)
+        self._wakes.clear()
         self._unwritten.clear()
         self._new_loads.clear()
         self._orphans.clear()

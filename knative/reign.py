@@ -9,13 +9,14 @@ from uuid import UUID, uuid5
 import msgspec
 
 from catalog import deployments, observed
-from catalog.types import Deployment, DeploymentKind, ObservedReplica
-from core import db
+from catalog.types import Deployment, DeploymentKind, ObservedReplica, WakeOutcome
+from core import db, keyspace
 from core.clock import Clock
+from core.ids import new_uuid
 from core.logging import get_logger
 from core.resp import RespClient, RespError, RespUnavailable
 from engine import health
-from knative import lifecycle, publisher
+from knative import lifecycle, publisher, wakes
 from knative.bulletin import Bulletin
 from knative.external import ExternalWatch, Outside
 from knative.leader import ANSWER_S, EPOCHS_PER_TERM, UNREACHABLE
@@ -27,6 +28,7 @@ from knative.records import Records
 from knative.scale import Bounds, Load, Scale, rescale
 from knative.summary import Seen, summarize
 from knative.types import DeploymentState, Endpoint, ReplicaState, Seat
+from knative.wakes import Timing, Wakes
 from knative.watches import Watches
 
 LAST_SETTLE_S = 0.3  # when the controller itself ends: until every gateway has seen it,
@@ -68,6 +70,7 @@ class Reign:
         self._lives: dict[UUID, dict[int, Life]] = {}
         self._scales: dict[UUID, Scale] = {}
         self._fingerprints: dict[Seat, str] = {}  # what each engine was last started with
+        self._wakes = Wakes(new_uuid)
         self._watches = Watches(nudge, clock.now_us)
         self._external = ExternalWatch(clock, nudge)
         self._bulletin = Bulletin(client, term * EPOCHS_PER_TERM)
@@ -98,6 +101,7 @@ class Reign:
         for deployment_id in sorted(local | set(self._lives)):
             self._look_at(deployment_id, activity)
         await self._bulletin.publish()
+        await self._read_first_tokens()
 
     def _look_at(self, deployment_id: UUID, activity: dict[UUID, Activity] | None) -> None:
         """One look at the engines of one local deployment."""
@@ -120,7 +124,7 @@ class Reign:
         serving = sum(life.state in SERVING for life in self._lives[deployment_id].values())
         load = Load(serving, None) if seen is None else Load(serving, seen.inflight, seen.waiting)
         before = self._scales.get(deployment_id, Scale())
-        after = rescale(before, load, bounds, self._policy, self._clock.now_us())
+        after = rescale(before, load, bounds, self._policy_of(deployment), self._clock.now_us())
         self._scales[deployment_id] = after
         if after.count != before.count:
             log.info("deployment.scaled", deployment=deployment_id.hex, before=before.count, after=after.count)
@@ -214,10 +218,14 @@ class Reign:
         lives = self._lives[seat.deployment_id]
         before = lives.get(seat.index, Life(since_us=now_us))
         facts = self._facts(seat, before, deployment, seen, count)
-        after, action = lifecycle.decide(before, facts, self._policy, now_us)
+        after, action = lifecycle.decide(before, facts, self._policy_of(deployment), now_us)
         lives[seat.index] = after
         self._watches.drain(seat, draining=after.state is ReplicaState.DRAINING)
-        self._act(seat, deployment, action)
+        timing = self._act(seat, deployment, action)
+        if deployment is not None and timing is not None:
+            wished_us = seen.wished_us if seen is not None and facts.woken else 0
+            cause = wakes.cause_of(seat, before.state, deployment.min_scale)
+            self._wakes.begin(seat, cause, timing, now_us=now_us, wished_us=wished_us)
         self._metrics.failures.inc(after.attempts > before.attempts)
         if after.state is not before.state:
             log.info(
@@ -227,9 +235,41 @@ class Reign:
                 after=after.state.value,
                 reason=after.reason,
             )
-        if before.state is ReplicaState.LOADING and after.state is ReplicaState.READY:
-            self._records.note_load(seat.deployment_id, (now_us - before.since_us) // 1000)
-            self._metrics.load_seconds.observe((now_us - before.since_us) / lifecycle.SECOND_US)
+        if before.state is ReplicaState.LOADING and after.state is not ReplicaState.LOADING:
+            self._end_wake(seat, before, after, seen.held if seen is not None else 0)
+
+    def _end_wake(self, seat: Seat, before: Life, after: Life, held: int) -> None:
+        """A start is over."""
+        now_us = self._clock.now_us()
+        outcome = wakes.OUTCOMES.get(after.state, WakeOutcome.ENDED)
+        wake = self._wakes.end(seat, outcome, now_us=now_us, held=held, reason=after.reason)
+        if wake is None:  # it was adopted while it loaded: nobody knows since when
+            return
+        self._records.note_wake(wake)
+        for phase in ("decide", "fetch", "schedule", "load"):
+            if (took_ms := getattr(wake, f"{phase}_ms")) is not None:
+                self._metrics.wake_seconds.labels(phase).observe(took_ms / 1000)
+        if wake.ready_ms is not None:
+            load_us = now_us - before.since_us
+            self._records.note_load(seat.deployment_id, wake.ready_ms if wake.attempts == 1 else load_us // 1000)
+            self._metrics.load_seconds.observe(load_us / lifecycle.SECOND_US)
+
+    async def _read_first_tokens(self) -> None:
+        """Add to wakes what gateways say of the first answers."""
+        for deployment_id in self._wakes.tokenless(self._clock.now_us()):
+            try:
+                said = await self._client.call("GET", keyspace.first(deployment_id))
+            except VALKEY_AWAY:
+                return
+            wake = self._wakes.first_token(deployment_id, said) if said is not None else None
+            if wake is not None and wake.first_token_ms is not None:
+                self._records.note_wake(wake)
+                self._metrics.wake_seconds.labels("first_token").observe(wake.first_token_ms / 1000)
+
+    def _policy_of(self, deployment: Deployment | None) -> Policy:
+        if deployment is None:
+            return self._policy
+        return lifecycle.policy_for(self._policy, deployment.keep_alive_s, deployment.load_timeout_s)
 
     def _facts(
         self, seat: Seat, before: Life, deployment: Deployment | None, seen: Activity | None, count: int
@@ -255,17 +295,20 @@ class Reign:
             note=note,
         )
 
-    def _act(self, seat: Seat, deployment: Deployment | None, action: Action) -> None:
+    def _act(self, seat: Seat, deployment: Deployment | None, action: Action) -> Timing | None:
+        """Do it; of a start return what took how long."""
         if action is Action.START and deployment is not None:
             self._fingerprints[seat] = fingerprint(deployment)
-            self._backend.start(seat, deployment)
+            timing = self._backend.start(seat, deployment)
             self._metrics.starts.inc()
             if (record := self._backend.record(seat)) is not None:
                 self._watches.begin(seat, record.url, deployment.engine)
-        elif action is Action.STOP:
+            return timing
+        if action is Action.STOP:
             self._backend.send(seat, signal.SIGTERM)
         elif action is Action.KILL:
             self._backend.send(seat, signal.SIGKILL)
+        return None
 
     def _publish(self, deployment_id: UUID) -> None:
         """Put down what gateways and operators are to see."""

@@ -5,6 +5,8 @@ from uuid import UUID
 
 import msgspec
 
+WAKE_MS = 2000  # a wish for a wake that nobody saw is forgotten after so long, and renewed by those who still wait
+
 
 class ReplicaState(StrEnum):
     """The life of a deployment's engine."""

@@ -7,6 +7,7 @@ many gateways, one key stands for all of them.
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -15,12 +16,12 @@ import msgspec
 from core import keyspace
 from core.errors import ErrorKind, PlatformError
 from core.resp import RespClient, RespError, RespUnavailable
-from knative.types import DeploymentState, ReplicaState
+from knative.types import WAKE_MS, DeploymentState, ReplicaState
 
 POLL_S = 0.25
-WAKE_MS = 2000  # a wish that nobody saw is forgotten after so long, and renewed by those who still wait
 WAKE_AGAIN_S = 1.0
 FORGET_S = 10.0  # a state that Valkey no longer has is kept so long: after a loss the controller publishes it anew
+FIRST_KEPT_MS = 10_000
 OPENING_S = 10.0  # after it became ready callers are let go step by step (scheduler.held), in this time all of them
 READY = frozenset({ReplicaState.READY, ReplicaState.IDLE})
 _DECODER = msgspec.json.Decoder(DeploymentState)
@@ -38,6 +39,7 @@ class StateFeed:
         self._changed: dict[str, asyncio.Event] = {}
         self._waiting: dict[UUID, int] = {}
         self.opening: dict[UUID, float] = {}  # deployments that became ready a moment ago: until when
+        self._first_noted: dict[UUID, int] = {}
         self._woken_at: dict[UUID, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._nudge = asyncio.Event()
@@ -73,6 +75,16 @@ class StateFeed:
         if now - self._woken_at.get(deployment_id, -WAKE_AGAIN_S) >= WAKE_AGAIN_S:
             self._woken_at[deployment_id] = now
             self._spawn(self._send_wake(deployment_id))
+
+    def note_first_token(self, deployment_id: UUID, ready_us: int, first_token_ms: int) -> None:
+        """Say how long the first answer after a wake took; the first word of all gateways counts. Not waited for."""
+        if self._first_noted.get(deployment_id) != ready_us:
+            self._first_noted[deployment_id] = ready_us
+            self._spawn(self._say_first(deployment_id, f"{ready_us} {first_token_ms}"))
+
+    async def _say_first(self, deployment_id: UUID, said: str) -> None:
+        with suppress(RespError, RespUnavailable):
+            await self._client.call("SET", keyspace.first(deployment_id), said, "NX", "PX", FIRST_KEPT_MS)
 
     async def wait_ready(self, deployment_id: UUID, timeout_s: float) -> DeploymentState:
         """Wake the deployment if need be and return its state once an engine is ready.

@@ -49,6 +49,18 @@ FallbackName = Annotated[
         "it (`X-Tidegate-Fallback: allow`), at its own price. Empty: none.",
     ),
 ]
+KeepAlive = Annotated[
+    int,
+    Field(ge=0, le=604_800, description="A cold one without work for so long sleeps. 0: the controller's setting."),
+]
+LoadTimeout = Annotated[
+    int,
+    Field(
+        ge=0,
+        le=604_800,
+        description="An engine not ready after so long is ended and started again. 0: the controller's setting.",
+    ),
+]
 GpuMemory = Annotated[
     int,
     Field(
@@ -102,6 +114,8 @@ class DeploymentIn(_WithCredential):
     kv_request_mb: RequestMemory = 0
     min_scale: Scale = 0
     max_scale: Scale = 1
+    keep_alive_s: KeepAlive = 0
+    load_timeout_s: LoadTimeout = 0
 
 
 class DeploymentPatch(_WithCredential):
@@ -118,6 +132,8 @@ class DeploymentPatch(_WithCredential):
     kv_request_mb: RequestMemory | None = None
     min_scale: Scale | None = None
     max_scale: Scale | None = None
+    keep_alive_s: KeepAlive | None = None
+    load_timeout_s: LoadTimeout | None = None
 
 
 class DeploymentOut(Output):
@@ -151,6 +167,8 @@ class DeploymentOut(Output):
     temperature: str
     min_scale: int
     max_scale: int
+    keep_alive_s: int
+    load_timeout_s: int
     created_at: datetime
     state: str
     state_reason: str
@@ -200,6 +218,8 @@ def _out(found: Deployment, state: DeploymentState | None) -> DeploymentOut:
         temperature=found.temperature.value,
         min_scale=found.min_scale,
         max_scale=found.max_scale,
+        keep_alive_s=found.keep_alive_s,
+        load_timeout_s=found.load_timeout_s,
         created_at=found.created_at,
         state="unknown" if state is None else state.state.value,
         state_reason="" if state is None else state.reason,
@@ -237,6 +257,8 @@ def _new(body: DeploymentIn, version_id: UUID) -> NewDeployment:
         kv_request_mb=body.kv_request_mb,
         min_scale=body.min_scale,
         max_scale=body.max_scale,
+        keep_alive_s=body.keep_alive_s,
+        load_timeout_s=body.load_timeout_s,
     )
 
 

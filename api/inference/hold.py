@@ -75,6 +75,15 @@ async def _awake(gateway: Gateway, job: Job, left_s: float, patience_s: float) -
         await asyncio.sleep(LOOK_AGAIN_S)
 
 
+def note_first_token(gateway: Gateway, job: Job) -> None:
+    """Tell the controller how long the first token of a caller that was held took since it was let go: of a stream."""
+    woke, relay, job.woke = job.woke, job.relay, None
+    if woke is not None and relay is not None and relay.first_at and job.call.stream:
+        ready_us, at = woke
+        took_ms = int((relay.first_at - at) * 1000)
+        gateway.states.note_first_token(job.offer.model.deployment_id, ready_us, max(0, took_ms))
+
+
 def _refusal(gateway: Gateway, job: Job, waited_s: float) -> PlatformError:
     model = job.offer.model
     if cold_start.is_asleep(gateway, model):

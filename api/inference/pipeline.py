@@ -12,7 +12,7 @@ from api.inference.claim import claim
 from api.inference.directory import Offer
 from api.inference.fallback import fallback_of, hand_over, refusal_of, take_back
 from api.inference.gateway import Gateway
-from api.inference.hold import hold
+from api.inference.hold import hold, note_first_token
 from api.inference.job import Client, Job, Request
 from api.inference.request import parse
 from api.inference.route import may_retry, route
@@ -118,6 +118,8 @@ async def _answer(gateway: Gateway, job: Job, request: Request, client: Client) 
     gateway.retries.accept(job.offer.model.deployment_id, gateway.now)
     # 6. stream: from the engine to the client by direct calls; on another replica when no byte came.
     await stream(gateway, job, target, client)
+    if job.woke is not None:
+        note_first_token(gateway, job)
     if job.relay is not None and job.relay.retryable and not job.retried:
         await _once_more(gateway, job, target, client)
 

@@ -38,6 +38,8 @@ SMOL = Deployment(
     temperature=Temperature.COLD,
     min_scale=0,
     max_scale=1,
+    keep_alive_s=0,
+    load_timeout_s=0,
     epoch=1,
     created_at=datetime(2026, 1, 1, tzinfo=UTC),
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",

@@ -18,6 +18,7 @@ from knative.lifecycle import Policy
 from knative.local import LocalBackend, Record
 from knative.types import DeploymentState, ReplicaState, Seat
 from knative.wake import StateFeed
+from knative.wakes import Timing
 from tests.factories.catalog import NOW, SEALING_KEY
 from tests.waiting import until
 
@@ -29,9 +30,9 @@ class CountingBackend(LocalBackend):
 
     starts = 0
 
-    def start(self, seat: Seat, deployment: Deployment) -> None:
+    def start(self, seat: Seat, deployment: Deployment) -> Timing:
         self.starts += 1
-        super().start(seat, deployment)
+        return super().start(seat, deployment)
 
 
 class Stage:

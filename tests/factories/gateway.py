@@ -214,6 +214,10 @@ class FakeStates:
         self.wakes: list[UUID] = []
         self.changed = asyncio.Event()
         self.opening: set[UUID] = set()
+        self.first_tokens: list[tuple[UUID, int, int]] = []
+
+    def note_first_token(self, deployment_id: UUID, ready_us: int, first_token_ms: int) -> None:
+        self.first_tokens.append((deployment_id, ready_us, first_token_ms))
 
     def request_wake(self, deployment_id: UUID) -> None:
         self.wakes.append(deployment_id)

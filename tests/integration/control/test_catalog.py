@@ -1,13 +1,18 @@
 """Models, versions, names and deployments over the API."""
 
+from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from sqlalchemy import text
 
 from api.services import Services
 from catalog import models as catalog_models
+from catalog import observed
+from catalog.types import Wake, WakeCause, WakeOutcome
+from cli.wakes import table
 from core import db
-from core.ids import IdKind, parse_id
+from core.ids import IdKind, new_uuid, parse_id
 from core.sealing import unseal
 from knative import publisher
 from knative.types import DeploymentState, ReplicaState
@@ -91,6 +96,59 @@ async def test_what_the_controller_saw_is_shown(admin: Client, services: Service
     assert (shown["state"], shown["eta_s"]) == ("loading", 7)
     await services.valkey.close()
     assert (await admin.get(path)).json()["state"] == "unknown"
+
+
+async def test_the_starts_of_its_engines_are_listed_newest_first_by_phase(admin: Client, sessions: db.Sessions) -> None:
+    version = await _version(admin)
+    times = {"keep_alive_s": 60, "load_timeout_s": 3600}
+    made = (await admin.post(f"{ADMIN}/deployments", _external(version["id"], **times))).json()
+    assert (made["keep_alive_s"], made["load_timeout_s"]) == (60, 3600)
+    path = f"{ADMIN}/deployments/{made['id']}"
+    assert (await admin.patch(path, {"keep_alive_s": 0})).json()["keep_alive_s"] == 0
+    assert (await admin.patch(path, {"load_timeout_s": 604_801})).status_code == 422
+    one = Wake(
+        id=new_uuid(),
+        deployment_id=parse_id(IdKind.DEPLOYMENT, made["id"]),
+        index=1,
+        cause=WakeCause.CALL,
+        outcome=WakeOutcome.READY,
+        woken_at=datetime(2026, 12, 1, tzinfo=UTC),
+        decide_ms=3,
+        fetch_ms=40,
+        schedule_ms=2,
+        load_ms=900,
+        first_token_ms=None,
+        held=7,
+        attempts=1,
+        reason="",
+    )
+    other = msgspec.structs.replace(one, id=new_uuid(), outcome=WakeOutcome.FAILED, load_ms=None, reason="no file")
+    async with db.transaction(sessions) as session:
+        for wake in (one, other, msgspec.structs.replace(one, first_token_ms=61)):
+            await observed.record_wake(session, wake)
+    failed, ready = (await admin.get(f"{path}/wakes")).json()["items"]
+    assert (ready["replica"], ready["ready_ms"], ready["first_token_ms"], ready["held"]) == (1, 945, 61, 7)
+    assert (failed["outcome"], failed["ready_ms"], failed["reason"]) == ("failed", None, "no file")
+    page = (await admin.get(f"{path}/wakes?limit=1")).json()
+    assert (len(page["items"]), page["next_after"]) == (1, failed["id"])
+    assert (await admin.get(f"{ADMIN}/deployments/dep_{'0' * 32}/wakes")).status_code == 404
+    head, *lines = table([other, one])
+    assert head.split()[-3:] == ["token", "ready", "(ms)"]
+    assert lines[0].split()[-3:] == ["-", "no", "file"]
+    assert lines[1].split() == [
+        "2026-12-01T00:00:00.000",
+        "1",
+        "call",
+        "ready",
+        "1",
+        "7",
+        "3",
+        "40",
+        "2",
+        "900",
+        "-",
+        "945",
+    ]
 
 
 async def test_deployments_that_cannot_work_are_named(admin: Client) -> None:

@@ -42,6 +42,8 @@ LLAMA = Deployment(
     temperature=Temperature.COLD,
     min_scale=0,
     max_scale=1,
+    keep_alive_s=0,
+    load_timeout_s=0,
     epoch=1,
     created_at=datetime(2026, 1, 1, tzinfo=UTC),
     sha256=SHA256,
