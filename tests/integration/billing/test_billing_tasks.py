@@ -77,7 +77,7 @@ async def test_count_and_age_of_what_waits_in_quarantine_are_figures(
     await dismiss(world, tenant_id, ids[0])
     await tasks.watch_quarantine(worker.context)
     assert worker.figure("quarantine_waiting") == 1
-    assert 7_190 <= worker.figure("quarantine_oldest_seconds") <= 7_200
+    assert 7_000 <= worker.figure("quarantine_oldest_seconds") <= 7_200  # less what the test takes on a busy machine
 
 
 async def test_the_policy_drops_days(sessions: Sessions, database_settings: Database, valkey: Path) -> None:
