@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from cli import engine_command, model_options, parts, screen
 from cli.home import HomeError
-from cli.model_commands import add_model
 from core.errors import PlatformError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,7 +96,6 @@ def _parser() -> argparse.ArgumentParser:
     migrate.set_defaults(command=_migrate)
     _add_ledger(commands, home)
     _add_prices(commands, home)
-    add_model(commands, home)
     _add_audit(commands, home)
     _add_spool(commands, home)
     _add_secrets(commands, home)

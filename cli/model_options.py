@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser) -> None:
     """Add the command `model` with its actions."""
-    model = commands.add_parser("model", help="let versions of models take each other's place")
+    model = commands.add_parser("model", help="let versions take each other's place; look at engines' starts")
     actions = model.add_subparsers(title="actions", required=True, metavar="action")
     update = actions.add_parser(
         "update",
@@ -36,6 +36,16 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: a
         action.set_defaults(command=_run(name))
     listed = actions.add_parser("rollouts", parents=[home], help="list rollouts, newest first")
     listed.set_defaults(command=_run("rollouts"))
+    wakes = actions.add_parser(
+        "wakes",
+        parents=[home],
+        help="show the starts of a deployment's engines, by phase",
+        description="Show the last starts of a deployment's engines: why, what became of it, and how long each phase "
+        "took, from the wish to the first token.",
+    )
+    wakes.add_argument("deployment", help="its name")
+    wakes.add_argument("--format", choices=["table", "json"], default="table", help="default: table")
+    wakes.set_defaults(command=_wakes)
 
 
 def _percents(text: str) -> list[float]:
@@ -44,6 +54,12 @@ def _percents(text: str) -> list[float]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} are no percentages like 1,10,50") from None
     return found
+
+
+def _wakes(options: argparse.Namespace) -> int:
+    from cli.wakes import show
+
+    return show(options.home, options.deployment, kind=options.format)
 
 
 def _run(action: str) -> Callable[[argparse.Namespace], int]:
