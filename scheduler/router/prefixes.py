@@ -4,7 +4,7 @@ A prompt is cut at fixed places (`ENDS`), close together at its beginning and fa
 made from the end of the block and the key before it. Two prompts that begin alike and then part have keys in common as
 far as they begin alike; two that differ only in places that nobody looks at are taken to be alike, as is a collision in
 64 bits: that costs a cache miss, and reading all of every prompt would cost more. The first key comes from a seed that
-hangs on the deployment and on the salt of the caller's cache, so a tenant's prompt meets only its own, as in the engine.
+hangs on the deployment and on the salt of the caller's cache: a tenant's prompt meets only its own, as in the engine.
 Keys are Python's hashes of bytes (SipHash under a key that each process draws at its start) and mean nothing in another
 process.
 """
