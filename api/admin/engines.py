@@ -107,7 +107,7 @@ class ConsideredOut(Output):
     why_not: str
 
 
-class DecisionOut(Output):
+class RoutingDecisionOut(Output):
     """Why a request went where it went: one a second is kept, without any of its content."""
 
     prompt_bytes: int
@@ -125,7 +125,7 @@ class GatewayRouting(Output):
     figures_fresh: bool
     mean_bytes: int
     replicas: list[SeenOut]
-    decisions: list[DecisionOut]
+    decisions: list[RoutingDecisionOut]
 
 
 class RoutingOut(Output):
@@ -204,7 +204,7 @@ def _routing_out(report: Report) -> GatewayRouting:
         mean_bytes=report.mean_bytes,
         replicas=[SeenOut(**structs.asdict(seen)) for seen in report.replicas],
         decisions=[
-            DecisionOut(
+            RoutingDecisionOut(
                 prompt_bytes=decision.prompt_bytes,
                 chosen=decision.chosen,
                 by=decision.by,

@@ -22,13 +22,19 @@ TOKEN = re.compile(
 )
 
 
+class NoBlocks(dict[bytes, object]):
+    """The blocks of a gateway that never leased one."""
+
+    granted = 0
+
+
 def known() -> set[str]:
     """All series of poster and worker, of the admission's own, and of what tasks measure, as Prometheus has them."""
     registry = CollectorRegistry()
     poster_metrics(registry)
     worker_metrics(registry)
     drift = SimpleNamespace(rounds=1, last={"global": 0}, total={"global": 0})
-    admission: Any = SimpleNamespace(waiting=0, drift=drift)
+    admission: Any = SimpleNamespace(waiting=0, drift=drift, blocks=NoBlocks())
     lines = [*render(registry).decode().splitlines(), *AdmissionMetrics().lines(admission)]
     found = set()
     for kind, name in (line.split()[::-1][:2] for line in lines if line.startswith("# TYPE")):
