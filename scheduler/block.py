@@ -70,15 +70,24 @@ class Block:
         self.holds += hold
         return True
 
-    def give(self, grant: "Grant", charge: int, input_tokens: int, output_tokens: int, *, event: bool) -> None:
-        """Give back what a request has that was taken here, but for its charge; `event`: that will be posted."""
+    def give(
+        self, grant: "Grant", charge: int, input_tokens: int, output_tokens: int, *, event: bool, unserved: bool = False
+    ) -> None:
+        """Give back what a request has that was taken here, but for its charge; `event`: that will be posted.
+
+        `unserved`: no rate is to count it.
+        """
         self.places += 1
         self.tokens += grant.input_tokens + grant.output_tokens
         self.nano += grant.hold - charge
         if event and self.prepared.tenant:
             self.total -= charge
             self.charges += (grant.key, charge)
-        if self.prepared.tokens:
+        if unserved:
+            has = {demand.unit for demand in self.prepared.rates}
+            taken = (1, grant.input_tokens, grant.output_tokens)
+            self._note_unused(grant.reply[3], *(n if unit in has else 0 for unit, n in enumerate(taken)))
+        elif self.prepared.tokens:
             more_input = grant.input_tokens - input_tokens if input_tokens >= 0 else 0
             more_output = grant.output_tokens - output_tokens if output_tokens >= 0 else 0
             self._note_unused(grant.reply[3], 0, more_input, more_output)

@@ -19,7 +19,7 @@ from core.resp import RespClient
 from core.tiers import Tier
 from scheduler import commands
 from scheduler.block import NOTHING, Block, wanted_of
-from scheduler.commands import MINUTE_S
+from scheduler.commands import MINUTE_S, UNSERVED
 from scheduler.types import Grant, Prepared
 from scheduler.upkeep import Upkeep
 
@@ -123,7 +123,8 @@ class Blocks:
             block.give(grant, 0, -1, -1, event=False)
             grant.block = None
             return False
-        block.give(grant, max(0, charge), input_tokens, output_tokens, event=charge >= 0)
+        unserved = charge == UNSERVED
+        block.give(grant, max(0, charge), input_tokens, output_tokens, event=charge >= 0, unserved=unserved)
         return True
 
     def recall(self, deployment: str) -> None:

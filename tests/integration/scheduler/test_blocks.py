@@ -287,3 +287,18 @@ async def test_a_killed_gateway_with_a_block_leaves_no_drift_after_11_s(fleet: F
     assert {UUID(bytes.fromhex(value.decode()).hex()) for value in owed[1::2]} == {tenant}
     assert sum(out[block] for block in blocks) >= 20 * 1000
     assert sum(out.values()) == 10**9 - await fleet.credit_left(tenant)
+
+
+async def test_what_another_model_serves_is_counted_by_no_rate(fleet: Fleet) -> None:
+    """Taken from a block, and given back as if it had never come."""
+    replica, _, prepared = await with_block(fleet)
+    grants = [take(replica, prepared) for _ in range(3)]
+    for grant, charge in zip(grants, (None, commands.UNSERVED, commands.UNSERVED), strict=True):
+        replica.release(grant, charge, 0, 0)
+    await pass_time(fleet, 1.1)
+    replica.blocks.turn()
+    await settled(replica)
+    assert len(replica.blocks) == 0
+    assert sum((await fleet.rated("key:k:rpm")).values()) == HOT + 1
+    assert sum((await fleet.rated("key:k:itpm")).values()) == 10 * HOT
+    assert await fleet.running("key:k") == 0
