@@ -218,6 +218,8 @@ def as_served(name: str, model: ModelRow, version: ModelVersionRow, deployment: 
         owned_by=model.owned_by,
         model_name=model.name,
         fallback_model=deployment.fallback_model,
+        deprecated_at_s=0 if version.deprecated_at is None else int(version.deprecated_at.timestamp()),
+        deprecation_note=version.deprecation_note,
     )
 
 

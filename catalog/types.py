@@ -49,6 +49,8 @@ class ServedModel(msgspec.Struct, frozen=True, gc=False):
     owned_by: str = "tidegate"
     model_name: str = ""  # the model's own name, which limits name; callers may use another one
     fallback_model: str = ""  # public name of the model that serves what this one has no capacity for; empty: none
+    deprecated_at_s: int = 0  # from then on the version should not be used, Unix seconds; 0: nothing is announced
+    deprecation_note: str = ""
 
 
 class Temperature(StrEnum):

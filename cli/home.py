@@ -6,6 +6,7 @@
 ``postgres/``       the database; ``valkey/`` counters and the broker; ``spool/`` usage not posted yet; ``objects/``
 ``policy/``         what gateways know of keys, models and prices, sealed, mode 600: for a start without the database
 ``mail/``           mails that no SMTP server is set for, mode 600
+``models/``         weights that engines of this host read, compared with their hash; made again when gone
 ``logs/``           one file per process, and at most one older one beside it
 ``run/``            sockets, and ``processes.json``: what the last start started (name, pid, start time)
 ==================  =================================================================================================

@@ -3,11 +3,14 @@
 import argparse
 from collections.abc import Callable
 
+from cli import registry_options
+
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", home: argparse.ArgumentParser) -> None:
     """Add the command `model` with its actions."""
-    model = commands.add_parser("model", help="let versions take each other's place; look at engines' starts")
+    model = commands.add_parser("model", help="bring versions in, let them take each other's place, look at starts")
     actions = model.add_subparsers(title="actions", required=True, metavar="action")
+    registry_options.add(actions, home)
     update = actions.add_parser(
         "update",
         parents=[home],

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from catalog.registry import versions
+from catalog.registry.manifest import keys_of
 from cli import home as homes
 from cli import installation, screen
 from cli.books import database
@@ -40,9 +42,14 @@ def drop_previous(home_path: Path, *, force: bool) -> int:
     """Forget the previous peppers and signing keys; refused while something living needs one, unless forced."""
     home, old = _secrets(home_path)
     carrying = [use for use in _use(home_path) if not use.current and (use.api_keys or use.operator_tokens)]
-    if carrying and not force:
+    manifests = _manifests(home_path) if old.previous_signing and not force else 0
+    if (carrying or manifests) and not force:
         for use in carrying:
             screen.say(_line(use))
+        if manifests:
+            screen.say(
+                f"{screen.count(manifests, 'manifest')} of model versions: the worker signs them anew in an hour."
+            )
         screen.say("These may stop working. Wait until they were used, or rotate them, or give --force.")
         return 1
     homes.save_secrets(home, msgspec.structs.replace(old, previous_peppers=(), previous_signing=()))
@@ -55,6 +62,21 @@ def status(home_path: Path) -> int:
     for use in _use(home_path):
         screen.say(_line(use))
     return 0
+
+
+def _manifests(home_path: Path) -> int:
+    """Return how many manifests of model versions the present signing key has not signed yet."""
+
+    async def ask(settings: Settings) -> int:
+        engine = db.create_engine(settings.database)
+        try:
+            async with db.transaction(db.create_sessions(engine)) as session:
+                return await versions.signed_by_previous(session, keys_of(settings.secrets))
+        finally:
+            await engine.dispose()
+
+    with database(home_path) as settings:
+        return asyncio.run(ask(settings))
 
 
 def _secrets(home_path: Path) -> tuple[homes.Home, homes.HomeSecrets]:

@@ -1,6 +1,7 @@
 """The ASGI app of all paths that are not inference: models, health, metrics, CORS, and the way to the control plane."""
 
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from hmac import compare_digest
 from typing import Any
 
@@ -169,6 +170,7 @@ class ColdApp:
             "fallback": self._fallback(principal, model),
             "state": state,
             "cold_start_estimate_s": eta_s,
+            **_deprecation(model, gateway.clock.now_us()),
             "price_per_million_tokens": {"currency": principal.currency.value, "tiers": tiers},
         }
 
@@ -177,6 +179,15 @@ class ColdApp:
         name = model.fallback_model
         known = name in self._gateway.directory.models and name != model.name
         return name if known and may_use(principal, name) else None
+
+
+def _deprecation(model: ServedModel, now_us: int) -> dict[str, Any]:
+    """What is announced of its end; `deprecated` once the day has come. It is served before and after."""
+    if not model.deprecated_at_s:
+        return {}
+    at = datetime.fromtimestamp(model.deprecated_at_s, UTC).isoformat()
+    passed = model.deprecated_at_s * 1_000_000 <= now_us
+    return {"deprecated_at": at, "deprecated": passed, "deprecation_note": model.deprecation_note}
 
 
 def _prices(schedule: PriceSchedule) -> dict[str, Any]:

@@ -46,6 +46,18 @@ async def versions_signed_by_others(session: AsyncSession, signed_by: str, most:
     return list(await session.scalars(statement.order_by(ModelVersionRow.id).limit(most).with_for_update()))
 
 
+async def signed_by_others(session: AsyncSession, signed_by: str) -> int:
+    statement = select(func.count()).where(ModelVersionRow.manifest != "", ModelVersionRow.signed_by != signed_by)
+    return int((await session.execute(statement)).scalar_one())
+
+
+async def deprecated_in_use(session: AsyncSession, now: datetime) -> list[VersionAndModel]:
+    """Return the versions whose date has passed and that are deployed."""
+    live = exists().where(DeploymentRow.version_id == ModelVersionRow.id, DeploymentRow.retired_at.is_(None))
+    statement = _versions().where(ModelVersionRow.deprecated_at <= now, live).order_by(ModelVersionRow.id)
+    return list((await session.execute(statement.limit(PAGE_MAX))).all())
+
+
 async def same_weights(session: AsyncSession, model_id: UUID, sha256: str) -> ModelVersionRow | None:
     statement = select(ModelVersionRow).where(
         ModelVersionRow.model_id == model_id, ModelVersionRow.sha256 == sha256, ModelVersionRow.manifest != ""

@@ -11,11 +11,14 @@ from catalog.registry import intakes, manifest, queries, versions, work
 from catalog.registry.types import IntakeState
 from core import outbox
 from core.db import transaction
+from core.logging import get_logger
 from core.tasks import Job, Periodic, Task, TaskContext
 
 SWEEP_MAX = 100
 QUIET = timedelta(minutes=2)  # work that nobody has touched for so long is asked for again
 _mover = work.Mover()
+
+log = get_logger(__name__)
 
 
 async def _work(context: TaskContext, session: AsyncSession, arguments: Mapping[str, Any]) -> None:
@@ -45,8 +48,16 @@ async def sign_anew(context: TaskContext) -> None:
         await versions.sign_anew(session, manifest.keys_of(context.settings.secrets))
 
 
+async def warn_of_deprecated(context: TaskContext) -> None:
+    """Say in the log which versions are deployed although their date has passed."""
+    async with transaction(context.sessions) as session:
+        for version in await versions.deprecated_in_use(session, context.clock.now()):
+            log.warning("model_version.deprecated_in_use", version=version.reference, note=version.deprecation_note)
+
+
 TASKS: tuple[Task, ...] = (
     Job(intakes.WORK, _work, timeout_s=60),
     Periodic("registry.sweep", sweep, every_s=60),
     Periodic("registry.sign_anew", sign_anew, every_s=3600),
+    Periodic("registry.warn_of_deprecated", warn_of_deprecated, every_s=21_600),
 )

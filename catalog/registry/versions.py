@@ -199,6 +199,16 @@ async def sign_anew(session: AsyncSession, keys: Sequence[Ed25519PrivateKey]) ->
     return signed
 
 
+async def signed_by_previous(session: AsyncSession, keys: Sequence[Ed25519PrivateKey]) -> int:
+    """Return how many manifests the present key has not signed yet: a previous key is needed for them."""
+    return await queries.signed_by_others(session, manifest.key_id(keys[0].public_key()))
+
+
+async def deprecated_in_use(session: AsyncSession, now: datetime) -> list[RegisteredVersion]:
+    """Return the versions whose date has passed and that are deployed all the same."""
+    return [_version(*found) for found in await queries.deprecated_in_use(session, now)]
+
+
 def _version(row: ModelVersionRow, model: ModelRow) -> RegisteredVersion:
     return RegisteredVersion(
         id=row.id,

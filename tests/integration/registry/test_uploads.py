@@ -1,18 +1,22 @@
 """Uploads into the registry, on a real Postgres and a store in a folder."""
 
 import hashlib
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from catalog import models
+from api.inference.cold import _deprecation
+from catalog import deployments, models
 from catalog.registry import intakes, manifest, store, tasks, versions, work
 from catalog.registry.types import Asked, IntakeState
+from catalog.types import DeploymentKind, EngineKind, NewDeployment
 from core import db
 from core.clock import ManualClock
 from core.errors import PlatformError
 from tests.factories import registry as make
+from tests.factories.catalog import SEALING_KEY
 
 GGUF = make.gguf(filling=bytes(1000))
 FILES = {
@@ -200,3 +204,25 @@ async def test_a_new_signing_key_signs_manifests_anew(sessions: db.Sessions, tmp
     assert versions.is_authentic(made, files, alone)
     assert not versions.is_authentic(made, files, desk.keys)
     assert not versions.is_authentic(made, files[:0], alone)
+
+
+async def test_a_deprecated_version_is_served_and_callers_see_it(desk: work.Desk) -> None:
+    version_id = await make.uploaded(desk, await make.model(desk.sessions), {"m.gguf": GGUF}, Asked(make_current=True))
+    new = NewDeployment(
+        name="tide",
+        version_id=version_id,
+        kind=DeploymentKind.LOCAL,
+        engine=EngineKind.LLAMA_CPP,
+        upstream_model="tide",
+        endpoints=frozenset({"chat"}),
+    )
+    at = datetime(2027, 1, 1, tzinfo=UTC)
+    async with db.transaction(desk.sessions) as session:
+        await deployments.create(session, new, sealing_key=SEALING_KEY, now=desk.clock.now())
+        assert _deprecation((await models.load_served(session))["tide"], 0) == {}
+        await versions.deprecate(session, version_id, at=at, note="use tide-2")
+        served = (await models.load_served(session))["tide"]
+    told = {"deprecated_at": "2027-01-01T00:00:00+00:00", "deprecation_note": "use tide-2"}
+    at_us = int(at.timestamp()) * 1_000_000
+    assert _deprecation(served, at_us - 1) == {**told, "deprecated": False}
+    assert _deprecation(served, at_us) == {**told, "deprecated": True}

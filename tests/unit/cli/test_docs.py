@@ -10,7 +10,7 @@ import pytest
 from api.permissions import RULES
 from cli import main
 
-PAGES = ("README.md", "docs/money.md", "docs/runbooks/backup.md")
+PAGES = ("README.md", "docs/money.md", "docs/models.md", "docs/runbooks/backup.md")
 SHAPES = {re.sub(r"\{\w+\}", "{}", path) for _, path in RULES}
 
 
@@ -34,7 +34,7 @@ def test_every_route_that_is_called_there_exists(page: str) -> None:
         assert "/api/v1" + re.sub(r"\$\w+", "{}", path) in SHAPES, path
 
 
-@pytest.mark.parametrize("page", ["docs/money.md", "docs/runbooks/backup.md"])
+@pytest.mark.parametrize("page", ["docs/money.md", "docs/models.md", "docs/runbooks/backup.md"])
 def test_every_command_there_is_understood(page: str) -> None:
     commands = list(_commands(page))
     assert len(commands) > 5
