@@ -20,7 +20,8 @@ from core.settings import Registry
 
 ANSWER_MAX_BYTES = 16 * 1024 * 1024
 REDIRECTS_MAX = 5
-TRIES_MAX = 5
+TRIES_MAX = 5  # without a byte more
+CALLS_MAX = 1000  # for one file
 CONNECT_S, SILENCE_S = 10.0, 60.0
 RETRY_S = 0.1  # doubled with each try
 _REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -113,12 +114,12 @@ class Hub:
         )
 
     async def read(self, commit: str, path: str, size_bytes: int) -> AsyncIterator[bytes]:
-        """Yield a file; where the connection breaks, it goes on from there, a few times."""
+        """Yield a file; where the connection breaks, it goes on from there."""
         url = f"{self._base}/{self._repository}/resolve/{commit}/{quote(path)}"
-        seen, tries = 0, 0
+        seen, tries, calls = 0, 0, 0
         async with self._session() as session:
             while seen < size_bytes:
-                why = "it ended early"
+                why, before = "it ended early", seen
                 try:
                     async with self._get(session, url, {"Range": f"bytes={seen}-"} if seen else {}) as answer:
                         skip = seen if answer.status == 200 else 0
@@ -130,9 +131,10 @@ class Hub:
                                 yield fresh
                 except (TimeoutError, aiohttp.ClientError, OSError) as error:
                     why = f"it broke off ({type(error).__name__})"
-                tries += 1
+                calls += 1
+                tries = 0 if seen > before else tries + 1
                 if seen < size_bytes:
-                    if tries >= TRIES_MAX:
+                    if tries >= TRIES_MAX or calls >= CALLS_MAX:
                         raise _upstream(why)
                     await asyncio.sleep(RETRY_S * 2**tries)
 
