@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import hiredis
@@ -213,7 +213,7 @@ class Stage:
             directory=_directory(),
             admission=self.admission,
             spool=self.spool,
-            states=cast("Any", None),
+            states=cast("Any", SimpleNamespace(opening=())),
             pool=pool,
             upstream=cast("Any", None),
             metrics=metrics,

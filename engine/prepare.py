@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,12 +28,13 @@ from engine.model_files import SeenFile
 
 CHUNK_BYTES = 4 * 1024 * 1024
 MANIFEST_MAX_BYTES = 4 * 1024 * 1024
+FETCHED = ".fetched"  # of the file beside the lock that says how many microseconds the weights took
 WRONG = 3  # exit status: no engine was started
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prepare and become the command; ends with status 3 and a line that says why when the weights are not right."""
-    given = _parse(arguments)
+    given, begun_ns = _parse(arguments), time.monotonic_ns()
     try:
         prepare(given.source, given.sha256, Path(given.home), load_objects())
     except PlatformError as problem:
@@ -41,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (OSError, obstore.exceptions.BaseError) as problem:
         sys.stderr.write(f"prepare: the weights could not be fetched ({type(problem).__name__})\n")
         sys.exit(WRONG)
+    if given.lock:
+        took_us = (time.monotonic_ns() - begun_ns) // 1000
+        Path(given.lock).with_suffix(FETCHED).write_text(str(took_us), encoding="ascii")
     command = given.command
     os.execve(command[0], command, clean_environment())  # noqa: S606 - the command is of our own making
 

@@ -101,10 +101,18 @@ class LocalBackend:
         """Start the engine; when that does not work, the next look says why. Returns what took how long."""
         begun_ns = time.perf_counter_ns()
         self._fetched_ns = begun_ns
+        self._path(seat, "fetched").unlink(missing_ok=True)
         if reason := self._try_to_start(seat, deployment):
             self._notes[seat] = reason
         fetched_us = (self._fetched_ns - begun_ns) // 1000
         return Timing(fetched_us, (time.perf_counter_ns() - begun_ns) // 1000 - fetched_us)
+
+    def fetched_us(self, seat: Seat) -> int:
+        """Return how long the weights took in the engine's own process (engine.prepare); 0 where they were there."""
+        try:
+            return int(self._path(seat, "fetched").read_text("ascii"))
+        except (OSError, ValueError):
+            return 0
 
     def _try_to_start(self, seat: Seat, deployment: Deployment) -> str:
         lock_path = self._path(seat, "lock")

@@ -242,7 +242,8 @@ class Reign:
         """A start is over."""
         now_us = self._clock.now_us()
         outcome = wakes.OUTCOMES.get(after.state, WakeOutcome.ENDED)
-        wake = self._wakes.end(seat, outcome, now_us=now_us, held=held, reason=after.reason)
+        fetched_us = self._backend.fetched_us(seat)
+        wake = self._wakes.end(seat, outcome, now_us=now_us, fetched_us=fetched_us, held=held, reason=after.reason)
         if wake is None:  # it was adopted while it loaded: nobody knows since when
             return
         self._records.note_wake(wake)

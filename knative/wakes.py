@@ -65,13 +65,17 @@ class Wakes:
         elif len(self._open) < OPEN_MAX:
             self._open[seat] = _Open(cause, now_us, wished_us, timing)
 
-    def end(self, seat: Seat, outcome: WakeOutcome, *, now_us: int, held: int = 0, reason: str = "") -> Wake | None:
-        """The start is over; None when none was open."""
+    def end(
+        self, seat: Seat, outcome: WakeOutcome, *, now_us: int, fetched_us: int = 0, held: int = 0, reason: str = ""
+    ) -> Wake | None:
+        """The start is over; None when none was open. `fetched_us`: what the weights took once there was a process."""
         known = self._open.pop(seat, None)
         if known is None:
             return None
         timing = known.timing
         load_us = max(0, now_us - known.decided_us - timing.fetch_us - timing.schedule_us)
+        fetched_us = min(fetched_us, load_us)
+        load_us -= fetched_us
         wake = Wake(
             id=self._new_id(),
             deployment_id=seat.deployment_id,
@@ -80,7 +84,7 @@ class Wakes:
             outcome=outcome,
             woken_at=UNIX_EPOCH + timedelta(microseconds=known.decided_us - known.wished_us),
             decide_ms=known.wished_us // 1000,
-            fetch_ms=timing.fetch_us // 1000,
+            fetch_ms=(timing.fetch_us + fetched_us) // 1000,
             schedule_ms=timing.schedule_us // 1000,
             load_ms=load_us // 1000 if outcome is WakeOutcome.READY else None,
             first_token_ms=None,

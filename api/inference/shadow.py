@@ -104,6 +104,8 @@ class Mirror:
 
     def _hand_on(self, text: str, tokens: int) -> None:
         """Let a copy be sent, if there is room for it now."""
+        if self._job.instead_of:  # another model's answer
+            return
         gateway, figures = self._gateway, self._gateway.tally.of(self._arms).shadow
         figures.copies += 1
         busy = gateway.draining or gateway.admission.waiting or not gateway.admission.ready

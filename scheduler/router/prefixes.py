@@ -1,16 +1,19 @@
 """Which replicas have read the beginning of a prompt before: what this gateway sent where, by hashes of its blocks.
 
 A prompt is cut at fixed places (`ENDS`), close together at its beginning and farther apart behind. Each block's key is
-made from the block and the key before it, so two prompts have a key in common exactly as far as they begin alike, but
-for a collision in 64 bits, which costs a cache miss. The first key comes from a seed that hangs on the deployment and
-on the salt of the caller's cache, so a tenant's prompt meets only its own, as in the engine. Keys are Python's hashes
-of bytes (SipHash under a key that each process draws at its start) and mean nothing in another process.
+made from the end of the block and the key before it. Two prompts that begin alike and then part have keys in common as
+far as they begin alike; two that differ only in places that nobody looks at are taken to be alike, as is a collision in
+64 bits: that costs a cache miss, and reading all of every prompt would cost more. The first key comes from a seed that
+hangs on the deployment and on the salt of the caller's cache: a tenant's prompt meets only its own, as in the engine.
+Keys are Python's hashes of bytes (SipHash under a key that each process draws at its start) and mean nothing in another
+process.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterator
 
 PROMPT_BYTES_MAX = 1 << 20  # what comes after is not looked at
+SAMPLE_BYTES = 512  # of the end of a block
 ENTRY_BYTES = 180  # a key, a mask and their share of the dictionary, as measured with 64 replicas
 _STEPS = ((1024, 256), (8192, 1024), (65_536, 4096), (PROMPT_BYTES_MAX, 16384))  # up to here, a block of so much
 
@@ -24,17 +27,16 @@ def _ends() -> Iterator[int]:
 
 
 ENDS = tuple(_ends())  # of the blocks, in bytes from the prompt's beginning
+_LOOKED_AT = tuple((max(start, end - SAMPLE_BYTES), end) for start, end in zip((0, *ENDS), ENDS, strict=False))
 
 
 def block_keys(prompt: bytes, begin: int, seed: int) -> list[int]:
     """Return the keys of the whole blocks of `prompt` from `begin` on; none when it is shorter than the first."""
     keys = []
-    key, start = seed, begin
-    for end in ENDS[: bisect_right(ENDS, len(prompt) - begin)]:
-        stop = begin + end
-        key = hash((key, prompt[start:stop]))
+    key = seed
+    for start, end in _LOOKED_AT[: bisect_right(ENDS, len(prompt) - begin)]:
+        key = hash((key, prompt[begin + start : begin + end]))
         keys.append(key)
-        start = stop
     return keys
 
 

@@ -91,7 +91,8 @@ def test_a_note_that_cannot_be_read_is_none(home: Path) -> None:
 
 def _run(home: Path, sha256: str) -> "subprocess.CompletedProcess[bytes]":
     program = "import os; print(sorted(name for name in os.environ if name.startswith('TIDEGATE_')))"
-    given = ("--source", SOURCE, "--sha256", sha256, "--home", str(home), "--", sys.executable, "-c", program)
+    lock = ("--lock", str(home / "e.lock"), "--", sys.executable, "-c", program)
+    given = ("--source", SOURCE, "--sha256", sha256, "--home", str(home), *lock)
     env = {**os.environ, "TIDEGATE_SECRETS__PEPPER": "x", "TIDEGATE_OBJECTS__REGION": "r"}
     return subprocess.run([sys.executable, "-m", "engine.prepare", *given], capture_output=True, env=env, check=False)
 
@@ -99,6 +100,7 @@ def _run(home: Path, sha256: str) -> "subprocess.CompletedProcess[bytes]":
 def test_it_becomes_the_engine_which_gets_no_secrets(home: Path) -> None:
     done = _run(home, SHA256)
     assert (done.returncode, done.stdout) == (0, b"[]\n"), done.stderr
+    assert int((home / "e.fetched").read_text()) > 0  # microseconds
     (stored,) = (home / "objects").rglob("m.safetensors")
     stored.chmod(0o644)
     stored.write_bytes(b"x" * 7000)

@@ -62,6 +62,15 @@ def test_a_start_is_timed_by_phase_with_its_tries() -> None:
     assert wakes.tokenless(NOW) == []
 
 
+def test_weights_that_the_engines_own_process_brings_are_no_part_of_its_load() -> None:
+    wakes = Wakes(new_uuid)
+    for fetched_us, expected in ((700_000, (701, 1299)), (9 * S, (2000, 0))):  # a clock that jumped
+        wakes.begin(SEAT, WakeCause.CALL, Timing(fetch_us=1_000), now_us=NOW)
+        wake = wakes.end(SEAT, WakeOutcome.READY, now_us=NOW + 2 * S, fetched_us=fetched_us)
+        assert wake is not None
+        assert (wake.fetch_ms, wake.load_ms) == expected
+
+
 def test_a_first_token_is_not_waited_for_for_ever() -> None:
     wakes = Wakes(new_uuid)
     wakes.begin(SEAT, WakeCause.CALL, Timing(), now_us=NOW)

@@ -26,6 +26,15 @@ def test_what_comes_before_the_prompt_does_not_count() -> None:
     assert block_keys(b"any" + prompt, 3, 7) == block_keys(prompt, 0, 7)
 
 
+def test_of_a_long_block_the_end_is_looked_at() -> None:
+    prompt = text(1, 20_000)
+    elsewhere = prompt[:9_000] + b"?" + prompt[9_001:]  # in the block from 8,192 to 12,288, far from its end
+    at_the_end = prompt[:12_000] + b"?" + prompt[12_001:]
+    assert block_keys(elsewhere, 0, 7) == block_keys(prompt, 0, 7)
+    shared = [a == b for a, b in zip(block_keys(at_the_end, 0, 7), block_keys(prompt, 0, 7), strict=True)]
+    assert shared == [True] * 11 + [False] * 2  # 4 by 256, 7 by 1,024; then 12,288 and 16,384
+
+
 def test_a_short_prompt_has_no_key() -> None:
     assert block_keys(text(1, 255), 0, 7) == []
 
