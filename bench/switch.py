@@ -161,7 +161,9 @@ async def _switch(  # noqa: PLR0917 - what was made before
 ) -> dict[str, Any]:
     streams, short, turns, stop = Met(), Met(), cycle(urls), asyncio.Event()
     await asyncio.sleep(2)  # the key is known everywhere
-    await call(client, next(turns), body_of(SHORT, kind, 5, stream=False), Met())  # the old version is awake
+    first = Met()
+    await call(client, next(turns), body_of(SHORT, kind, 5, stream=False), first)  # the old version is awake
+    print(f"first call: {first.whole} whole {first.broken}", file=sys.stderr, flush=True)
     key = sealing.sealing_key(settings.secrets.sealing)
     async with db.transaction(sessions) as session:
         wanted = NewRollout(ids[0], ids[1], Plan())
@@ -195,10 +197,15 @@ async def _switch(  # noqa: PLR0917 - what was made before
 
 
 async def _end_of(sessions: db.Sessions, rollout: Rollout) -> Rollout:
+    after = 0
     async with asyncio.timeout(END_S):
         while True:
             async with db.transaction(sessions) as session:
+                notes = await rollouts.notes(session, rollout.id, after)
                 found = await rollouts.get(session, rollout.id)
+            for note in notes:
+                after = note.id
+                print(f"{note.at:%H:%M:%S}  {note.state.value}  {note.reason}", file=sys.stderr, flush=True)
             if found.state in ENDS:
                 return found
             await asyncio.sleep(0.1)
