@@ -2,8 +2,8 @@
 
 Every rule waits for `Rules.samples` of both versions, and compares new with old:
 
-- errors, and refusals that blame the caller: at least `FAILURES_MIN` of them, and a rate above `errors` times the old
-  version's, which counts as at least `RATE_FLOOR`;
+- errors, and refusals that blame the caller: at least `FAILURES_MIN` of them, more than `errors` times what the old
+  version's rate, or `RATE_FLOOR`, would give, and more by `DEVIATIONS` times the root of that;
 - ttft, tpot: the 95th percentile above `ttft` or `tpot` times the old one's, and later by at least `LATER_S`;
 - cost: the mean of an answer above `cost` times the old one's;
 - tokens: the mean output of an answer above `tokens` times the old one's, or below that part of it.
@@ -12,6 +12,7 @@ The rules look again and again while a window grows, so a bound is met by chance
 docs/rollouts.md for how often two equal versions are told apart.
 """
 
+import math
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from knative.arm_figures import Arm, Figures, count, percentile
 
 FAILURES_MIN = 5
 RATE_FLOOR = 0.01
+DEVIATIONS = 3
 LATER_S = 0.005
 HIGH = 0.95
 
@@ -57,7 +59,8 @@ def _failures(name: str, rules: Rules, new: Arm, old: Arm) -> Verdict | None:
     if not rules.errors or failures < FAILURES_MIN or min(new.requests, old.requests) < rules.samples:
         return None
     now, was = failures / new.requests, getattr(old, name) / old.requests
-    if now <= rules.errors * max(was, RATE_FLOOR):
+    expected = max(was, RATE_FLOOR) * new.requests
+    if failures <= rules.errors * expected or failures - expected < DEVIATIONS * math.sqrt(expected):
         return None
     return Verdict(name, f"{now:.1%} of the requests end in {name}, of the old version's {was:.1%}")
 

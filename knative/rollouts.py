@@ -138,11 +138,17 @@ def _state(found: DeploymentState | None) -> ReplicaState | None:
 def _has_room(
     rollout: Rollout, states: dict[UUID, DeploymentState], known: dict[UUID, Deployment], engines_max: int
 ) -> bool:
-    """Say whether the new engine may run beside all that run now."""
+    """Say whether the new engines, as many as the old version has, may run beside all that run now."""
     if not engines_max or not rollout.moves_engines:
         return True
-    running = {key for key, state in states.items() if state.state in RUNNING and _is_local(known.get(key))}
-    return len(running | {rollout.to_deployment_id, rollout.from_deployment_id}) <= engines_max
+    old = states.get(rollout.from_deployment_id)
+    wanted = max(1, len(old.endpoints) if old is not None else 0)
+    others = [
+        max(1, len(state.endpoints))
+        for key, state in states.items()
+        if state.state in RUNNING and _is_local(known.get(key)) and key != rollout.to_deployment_id
+    ]
+    return sum(others) + wanted <= engines_max
 
 
 def _is_local(deployment: Deployment | None) -> bool:

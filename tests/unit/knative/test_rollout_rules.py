@@ -30,8 +30,8 @@ def test_an_equal_version_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("canary", "expected"),
     [
-        (arm(errors=5), "errors"),  # 2.5 % against 0 %: above twice the floor of 1 %
-        (arm(errors=4), ""),  # fewer than five say nothing
+        (arm(errors=7), "errors"),  # 2 were expected: more than twice that, and by 5, above 3 times the root of 2
+        (arm(errors=6), ""),  # by 4, below it
         (arm(1000, errors=10), ""),  # 1 %: within the floor
         (arm(ttft_s=0.5), "ttft"),
         (arm(ttft_s=0.22), ""),
@@ -98,4 +98,4 @@ def test_two_equal_versions_are_seldom_told_apart() -> None:
             if number % 100 == 99:
                 told = told or judge(Rules(), figures) is not None
         wrong += told
-    assert wrong <= 25, wrong
+    assert wrong <= 10, wrong
