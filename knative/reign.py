@@ -236,11 +236,10 @@ class Reign:
                 reason=after.reason,
             )
         if before.state is ReplicaState.LOADING and after.state is not ReplicaState.LOADING:
-            self._end_wake(seat, before, after, seen.held if seen is not None else 0)
+            self._end_wake(seat, before, after, seen.held if seen is not None else 0, now_us)
 
-    def _end_wake(self, seat: Seat, before: Life, after: Life, held: int) -> None:
-        """A start is over."""
-        now_us = self._clock.now_us()
+    def _end_wake(self, seat: Seat, before: Life, after: Life, held: int, now_us: int) -> None:
+        """A start is over. `now_us` is that of the look: gateways know the wake by it."""
         outcome = wakes.OUTCOMES.get(after.state, WakeOutcome.ENDED)
         fetched_us = self._backend.fetched_us(seat)
         wake = self._wakes.end(seat, outcome, now_us=now_us, fetched_us=fetched_us, held=held, reason=after.reason)

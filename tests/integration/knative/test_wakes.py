@@ -149,7 +149,16 @@ async def test_a_slow_load_is_waited_for_and_the_next_one_is_estimated_within_ha
         assert load_s * 1000 <= wake.ready_ms <= load_s * 1500
 
 
+class TickingClock(ManualClock):
+    """Tells no time twice, as a real one."""
+
+    def now_us(self) -> int:
+        self.advance(1e-6)
+        return super().now_us()
+
+
 async def test_a_wish_is_timed_from_the_first_gateway_to_the_first_token(stage: Stage, loading: FakeLoader) -> None:
+    stage.clock = loading.clock = TickingClock()
     deployment_id = await deploy(stage.sessions, engine_args={"load_ms": 100})
     await stage.client.call("SET", keyspace.wake(deployment_id), 1, "PX", 1500)  # wished for half a second ago
     for number in range(3):
