@@ -183,7 +183,7 @@ ENDS: dict[Callable[[Door], Awaitable[httpx.Response]], End] = {
     over_budget: End(402, "BUDGET_EXCEEDED", None, None),
     that_does_not_wait: End(503, "MODEL_BUSY", "queue", SECONDS),
     for_whom_there_is_no_place_to_wait: End(503, "MODEL_BUSY", "queue", SECONDS),
-    that_would_come_too_late: End(503, "MODEL_BUSY", "too_late", range(5, 7)),
+    that_would_come_too_late: End(503, "MODEL_BUSY", "too_late", range(4, 9)),
     whose_time_ends: End(503, "MODEL_BUSY", "deadline", SECONDS),
     whose_place_in_the_queue_goes_to_a_higher_tier: End(503, "MODEL_BUSY", "evicted", SECONDS),
     whose_place_goes_to_a_higher_tier: End(503, "PREEMPTED", None, range(5, 31)),
