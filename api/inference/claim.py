@@ -5,13 +5,13 @@ A key is its API key's own, and an endpoint's: two callers never meet. The body 
 
 import hashlib
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from api.inference import claims, errors
 from api.inference.claims import Answer, Claim, Holder, KeysExhausted
 from api.inference.cold_start import COMMENT
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Job, Request
+from api.inference.pass_through import PassThrough
 from core import idempotency
 from core.errors import ErrorKind, PlatformError
 from core.ids import IdKind
@@ -94,42 +94,17 @@ def show(client: Client, found: Replay) -> None:
         client.respond(200, answer.body, extra)
 
 
-class Recorder:
+class Recorder(PassThrough):
     """The caller's connection, as the stages see it; what goes through is kept for repeats when it ends well."""
 
-    __slots__ = ("_claim", "_client", "_gateway", "_parts", "_size")
+    __slots__ = ("_claim", "_gateway", "_parts", "_size")
 
     def __init__(self, gateway: Gateway, mine: Claim, client: Client) -> None:
+        super().__init__(client)
         self._gateway = gateway
         self._claim = mine
-        self._client = client
         self._parts: list[bytes] = []
         self._size = 0
-
-    @property
-    def gone(self) -> bool:
-        return self._client.gone
-
-    @property
-    def streaming(self) -> bool:
-        return self._client.streaming
-
-    @property
-    def settling(self) -> bool:
-        return self._client.settling
-
-    @settling.setter
-    def settling(self, value: bool) -> None:
-        self._client.settling = value
-
-    def attach(self, flow: Any) -> None:
-        self._client.attach(flow)
-
-    def abandon(self) -> None:
-        self._client.abandon()
-
-    def begin_stream(self, extra: bytes) -> None:
-        self._client.begin_stream(extra)
 
     def stream(self, data: bytes) -> None:
         if not data.startswith(COMMENT):  # what was said while it was held is no part of the answer

@@ -6,12 +6,12 @@ and whenever anything about it fails. What is kept are figures (`knative.arm_fig
 """
 
 import asyncio
-from typing import Any
 
 from api.inference import compare, estimate
 from api.inference.directory import Offer, engine_fields
 from api.inference.gateway import Gateway
 from api.inference.job import Client, Job
+from api.inference.pass_through import PassThrough
 from api.inference.relay import Relay, StreamRelay, read_answer
 from api.inference.shadow_copies import BODY_MAX
 from api.inference.stream import PATHS
@@ -44,43 +44,18 @@ def watch(gateway: Gateway, job: Job, client: Client) -> Client:
     return Mirror(gateway, arms, job, client)
 
 
-class Mirror:
+class Mirror(PassThrough):
     """The caller's connection, as the stages see it; an answer that went out whole is handed on to be compared."""
 
-    __slots__ = ("_arms", "_client", "_gateway", "_job", "_parts", "_size")
+    __slots__ = ("_arms", "_gateway", "_job", "_parts", "_size")
 
     def __init__(self, gateway: Gateway, arms: Arms, job: Job, client: Client) -> None:
+        super().__init__(client)
         self._gateway = gateway
         self._arms = arms
         self._job = job
-        self._client = client
         self._parts: list[bytes] = []
         self._size = 0
-
-    @property
-    def gone(self) -> bool:
-        return self._client.gone
-
-    @property
-    def streaming(self) -> bool:
-        return self._client.streaming
-
-    @property
-    def settling(self) -> bool:
-        return self._client.settling
-
-    @settling.setter
-    def settling(self, value: bool) -> None:
-        self._client.settling = value
-
-    def attach(self, flow: Any) -> None:
-        self._client.attach(flow)
-
-    def abandon(self) -> None:
-        self._client.abandon()
-
-    def begin_stream(self, extra: bytes) -> None:
-        self._client.begin_stream(extra)
 
     def stream(self, data: bytes) -> None:
         self._client.stream(data)
